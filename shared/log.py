@@ -1,0 +1,33 @@
+"""Logging: structlog, JSON lines or a console, one call at start."""
+
+import logging
+import sys
+from typing import TextIO
+
+import orjson
+import structlog
+
+
+def configure(*, json: bool, level: str = "info", stream: TextIO | None = None) -> None:
+    """Set up structlog for this process: `json` for files and services, else for people; `level` is a name."""
+    out = stream or sys.stderr
+    last: list[structlog.typing.Processor] = (
+        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(serializer=_dumps)]
+        if json
+        else [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *last,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(out),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _dumps(event: object, **_: object) -> str:
+    return orjson.dumps(event, default=str).decode()

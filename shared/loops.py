@@ -1,0 +1,68 @@
+"""A loop: calls one round again and again, counts failures, and ends the program when they don't stop.
+
+Every periodic duty (reaper, dispatcher, presence ...) is an object with `async once()`; this is what drives it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Loop:
+    """One duty, driven every `every_s` seconds or as soon as `wake()` is called.
+
+    `once` failing is logged on the first failure and then at each doubling (an outage of a minute must not fill the
+    log); after `max_failures` in a row the exception leaves `run()` and so ends the program's TaskGroup.
+    """
+
+    name: str
+    once: Callable[[], Awaitable[object]]
+    every_s: float
+    max_failures: int | None = None
+    failures: int = 0
+    rounds: int = 0
+    last_error: str | None = None
+    _wakened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def wake(self) -> None:
+        """Make the next round start now; callable from any callback on the loop's thread."""
+        self._wakened.set()
+
+    async def run(self) -> None:
+        """Run rounds until cancelled."""
+        while True:
+            self._wakened.clear()
+            try:
+                await self.once()
+            except Exception as error:
+                self._failed(error)
+                if self.max_failures is not None and self.failures >= self.max_failures:
+                    raise
+                pause_s = min(max(self.every_s, 0.2) * self.failures, 5.0)
+            else:
+                if self.failures:
+                    _log.info("loop recovered", loop=self.name, failures=self.failures)
+                self.failures, self.last_error, pause_s = 0, None, self.every_s
+                self.rounds += 1
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._wakened.wait()
+            except TimeoutError:
+                pass
+            if self.failures:
+                await asyncio.sleep(min(pause_s, 0.2))  # a wake must not turn an outage into a busy loop
+
+    def _failed(self, error: Exception) -> None:
+        self.failures += 1
+        self.last_error = f"{type(error).__name__}: {error}"
+        if self.failures & (self.failures - 1) == 0:
+            _log.warning("loop failed", loop=self.name, failures=self.failures, error=self.last_error)
+
+    def status(self) -> dict[str, object]:
+        """Return what /status shows of this loop."""
+        return {"rounds": self.rounds, "failures": self.failures, "last_error": self.last_error}
