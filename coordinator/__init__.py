@@ -1,0 +1,1 @@
+"""The coordinator: owns the truth. `service` composes it, `ledger` keeps it."""

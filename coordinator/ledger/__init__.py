@@ -1,0 +1,1 @@
+"""The lease ledger: `transitions` decides, `ledger` writes, `queries` read."""

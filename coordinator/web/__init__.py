@@ -1,0 +1,1 @@
+"""The HTTP side: API, artifacts, status."""

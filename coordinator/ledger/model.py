@@ -1,0 +1,442 @@
+"""What transitions speak of: a job with its last attempt, the commands, the answers and the effects. Values only.
+
+All instants are Postgres's `now()`; no agent's clock ever enters. Durations end in `_s`.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from shared.states import (
+    AttemptOutcome,
+    DenyReason,
+    JobState,
+    LostReason,
+    Verdict,
+)
+from shared.subjects import Delivery
+from shared.wire import Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """The attempt of the job's current epoch: who held the lease, through which delivery, and how it ended."""
+
+    epoch: int
+    number: int  # 1 = first; counts failures, not lapses
+    worker: str
+    instance: str | None  # the process; None if a foreign agent never said
+    delivery: str  # reply subject of the WORK message that was claimed
+    claimed_at: datetime
+    deadline_at: datetime
+    outcome: AttemptOutcome | None = None  # None = open
+    ended_at: datetime | None = None
+    error: dict[str, Any] | None = None
+    result_sha256: bytes | None = None  # digest of the accepted report, to tell a repeat from a second result
+    stage: str | None = None
+    progress: float | None = None
+    heartbeats: int = 0
+    heartbeat_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job as transitions see it: all but what it is made from and what came out."""
+
+    id: UUID
+    source: str
+    kind: str
+    model: str | None
+    lane: str
+    state: JobState
+    content_sha256: bytes
+    max_attempts: int
+    timeout_s: float
+    review: bool
+    run_after: datetime
+    created_at: datetime
+    epoch: int = 0
+    attempt: int = 0  # reports of failure charged
+    lease_losses: int = 0  # expiries charged
+    excluded: tuple[str, ...] = ()  # workers that said `elsewhere`
+    offered_at: datetime | None = None  # when the current offer was decided; None = not offered
+    offered_seq: int = 0  # sequence in WORK of the newest offer known; survives it
+    spent_seq: int = 0  # deliveries of messages up to this sequence grant nothing any more
+    worker: str | None = None  # holder of the lease; set exactly while processing
+    lease_expires_at: datetime | None = None  # set exactly while processing
+    finished_at: datetime | None = None  # set exactly while settled
+    error: dict[str, Any] | None = None  # why it failed
+    last: Attempt | None = None  # the attempt of `epoch`; None before the first claim
+
+
+# --------------------------------------------------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit:
+    """A submission that passed its checks."""
+
+    job_id: UUID
+    source: str
+    key: str | None
+    kind: str
+    model: str | None
+    lane: str
+    priority: int
+    content_sha256: bytes  # of everything in the submission but its key
+    spec: dict[str, Any]
+    labels: dict[str, str]
+    run_after: datetime | None
+    max_attempts: int
+    timeout_s: float
+    review: bool
+    callback_url: str | None
+    offer: bool = False  # the lane's window has room: offer it in the same commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """The lane's window has room for this job."""
+
+    job_id: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """The offer lies in WORK under this sequence."""
+
+    job_id: UUID
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdraw:
+    """Take an offer back, if it is still the one that was looked at."""
+
+    job_id: UUID
+    offered_at: datetime
+    reason: str  # unclaimed | missing | unsent | paused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A worker asks for the lease through a delivery."""
+
+    job_id: UUID
+    worker: str
+    instance: str | None
+    delivery: str
+    token: Delivery  # `delivery`, read
+    paused: Literal["lane", "worker"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """A worker says that it still works; `stage` None = it only asks whether the lease is held."""
+
+    job_id: UUID
+    worker: str
+    epoch: int
+    stage: str | None = None
+    elapsed_s: float = 0.0
+    progress: float | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileReport:
+    """A worker's report. `uploaded` is what the ledger has of this epoch's files; the shell fills it in."""
+
+    job_id: UUID
+    worker: str
+    report: Report
+    sha256: bytes  # of the report's body
+    jitter: float = 0.0  # in [-1, 1], for the backoff
+    capable: frozenset[str] = frozenset()  # workers, present or known, that serve the job's lane
+    uploaded: frozenset[tuple[str, int, str]] = frozenset()  # (name, size, sha256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expire:
+    """The reaper saw a lease that is over."""
+
+    job_id: UUID
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollCall:
+    """A worker's presence, held against one lease that the ledger says it has."""
+
+    job_id: UUID
+    worker: str
+    instance: str
+    epoch: int | None  # the epoch that presence lists for this job; None = not listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grace:
+    """The coordinator was blind (start, reconnect): a live lease gets a full ttl from now."""
+
+    job_id: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """A person or publisher calls the job off."""
+
+    job_id: UUID
+    actor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """A person runs a settled job again."""
+
+    job_id: UUID
+    actor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approve:
+    """A person accepts a result that awaits review."""
+
+    job_id: UUID
+    actor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reject:
+    """A person refuses a result that awaits review."""
+
+    job_id: UUID
+    actor: str
+    again: bool  # run it again, else cancel it
+
+
+Command = (
+    Admit
+    | Dispatch
+    | Offered
+    | Withdraw
+    | Claim
+    | Heartbeat
+    | FileReport
+    | Expire
+    | RollCall
+    | Grace
+    | Cancel
+    | Retry
+    | Approve
+    | Reject
+)
+
+# ---------------------------------------------------------------------------------------------------------- answers
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A new job."""
+
+
+@dataclass(frozen=True, slots=True)
+class SameJob:
+    """The same submission again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Same id, other content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What a worker needs to do the job, as it is stored."""
+
+    spec: dict[str, Any]
+    labels: dict[str, str]
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The lease is the claimant's."""
+
+    epoch: int
+    attempt: int
+    lease_ttl_s: float
+    deadline_s: float  # left for the whole attempt
+    payload: Payload | None = None  # filled in by the shell from the same locked row
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """No lease through this delivery."""
+
+    reason: DenyReason
+    retry_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The lease is good for `ttl_s` more."""
+
+    ttl_s: float
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The lease is gone for ever."""
+
+    reason: LostReason
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What became of a report."""
+
+    verdict: Verdict
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The command did what it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """The command no longer applies; nothing changed. `reason` is for people."""
+
+    reason: str
+
+
+Answer = Admitted | SameJob | Conflict | Grant | Denial | Held | Lost | Judged | Done | Nothing
+
+# ---------------------------------------------------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Put the job's message into WORK; first remove, confirmed, the older one if there may be one (rules 3, 4)."""
+
+    job_id: UUID
+    kind: str
+    model: str | None
+    lane: str
+    remove_seq: int  # 0 = there was none
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Acknowledge a delivered message by its own sequence."""
+
+    lane: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Delete a message that may be undelivered, by its own sequence."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Postpone:
+    """Nak this very delivery, to come again after the delay."""
+
+    delivery: str
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell a worker that a lease is gone."""
+
+    worker: str
+    job_id: UUID
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellVerdict:
+    """Tell a worker what became of its report."""
+
+    worker: str
+    job_id: UUID
+    epoch: int
+    verdict: Verdict
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The lane has a job to offer."""
+
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """The job is settled: its result goes out."""
+
+    job_id: UUID
+
+
+Effect = Offer | Settle | Remove | Postpone | Tell | TellVerdict | Wake | Announce
+
+# ---------------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat for the history."""
+
+    command: Heartbeat
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a report says beyond its verdict: model, settings, stages, result; kept with its attempt."""
+
+    report: Report
+    accepted: bool  # completed: the result and files become the job's
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A report that was not accepted, for the record."""
+
+    command: FileReport
+    verdict: Verdict
+    reason: str
+    current_epoch: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a person did to the job."""
+
+    actor: str
+    action: str
+    at: datetime
+
+
+Record = Beat | Outcome | Refused | Action
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What follows from a command: the job as it is now, the answer, and what to do and write down."""
+
+    job: Job | None
+    answer: Answer
+    effects: tuple[Effect, ...] = ()
+    records: tuple[Record, ...] = ()
+    closed: tuple[Attempt, ...] = field(default=())  # attempts of older epochs that ended here

@@ -1,0 +1,595 @@
+"""Every way in which a job can change state. Pure: no I/O, no clock, no SQL.
+
+`decide(job, command, now, policy)` answers what follows from a command; `coordinator.ledger.ledger` locks the row,
+calls it, and writes what it says. Nothing else changes a job.
+
+    state now            command            when                                   then
+    (none)               Admit                                                     pending
+    any                  Admit              same content / other content           SameJob / Conflict
+    pending              Dispatch           due, not offered                       offered (the message follows)
+    pending              Withdraw           still the offer that was looked at     not offered
+    pending              Claim              offered, due, not excluded, not spent  processing, epoch + 1
+    processing           Claim              same worker, same delivery, lease on   Grant again, nothing changes
+    processing           Claim              lease live                             denied `leased`
+    processing           Claim              lease over, later delivery             lapse charged; then as pending
+    processing           Heartbeat          same epoch, before the deadline        lease extended
+    pending              Heartbeat          same epoch, which lapsed               processing again, loss refunded
+    processing, pending* FileReport         completed, files there                 completed or awaiting_review
+    processing, pending* FileReport         completed, a file missing              as failed, transient
+    processing, pending* FileReport         failed, transient                      pending after the backoff, or failed
+    processing, pending* FileReport         failed, elsewhere                      pending, worker excluded, or failed
+    processing, pending* FileReport         failed, permanent                      failed
+    processing, pending* FileReport         released                               pending, nothing charged
+    any                  FileReport         older epoch / outcome known / else     stale / duplicate / rejected
+    processing           Expire             past the deadline, heartbeats alive     as failed, transient (`timeout`)
+    processing           Expire             lease over                             pending, loss charged, or failed
+    processing           RollCall           not listed, by a living instance       pending, nothing charged
+    processing           Grace                                                     lease extended
+    not settled, review  Cancel                                                    canceled
+    settled              Retry                                                     pending, counters at zero
+    awaiting_review      Approve / Reject                                          completed / pending or canceled
+
+(* pending, while the report's epoch is the newest and ended by a lapse only.)
+
+Why it holds. One row, one lock, one epoch that only a grant moves: two grants can't have the same epoch, and whoever
+has an older one is refused for ever. The first outcome closes an attempt; only a lapse can be taken back, and only
+while nobody claimed since. Each offer is a message of its own (the one before is removed by its sequence first), so
+that nothing that an old delivery's holder sends can touch a newer offer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, assert_never
+
+from coordinator.ledger.model import (
+    Action,
+    Admit,
+    Admitted,
+    Announce,
+    Answer,
+    Approve,
+    Attempt,
+    Beat,
+    Cancel,
+    Claim,
+    Command,
+    Conflict,
+    Decision,
+    Denial,
+    Dispatch,
+    Done,
+    Effect,
+    Expire,
+    FileReport,
+    Grace,
+    Grant,
+    Heartbeat,
+    Held,
+    Job,
+    Judged,
+    Lost,
+    Nothing,
+    Offer,
+    Offered,
+    Outcome,
+    Postpone,
+    Record,
+    Refused,
+    Reject,
+    Remove,
+    Retry,
+    RollCall,
+    SameJob,
+    Settle,
+    Tell,
+    TellVerdict,
+    Wake,
+    Withdraw,
+)
+from shared.lease import Policy
+from shared.states import (
+    SETTLED,
+    AttemptOutcome,
+    DenyReason,
+    ErrorClass,
+    JobState,
+    LostReason,
+    ReportOutcome,
+    Verdict,
+)
+from shared.subjects import parse_delivery
+
+
+def decide(job: Job | None, command: Command, now: datetime, policy: Policy) -> Decision:
+    """Return what follows from `command` for the job that it names; `job` is None if the ledger has none.
+
+    Total: every command has an answer in every state, and what does not apply changes nothing.
+    """
+    if isinstance(command, Admit):
+        return _admit(job, command, now)
+    if isinstance(command, FileReport):
+        return _report(job, command, now, policy)
+    if job is None:
+        return _unknown(command)
+    match command:
+        case Dispatch():
+            return _dispatch(job, now)
+        case Offered():
+            return _offered(job, command)
+        case Withdraw():
+            return _withdraw(job, command)
+        case Claim():
+            return _claim(job, command, now, policy)
+        case Heartbeat():
+            return _heartbeat(job, command, now, policy)
+        case Expire():
+            return _expire(job, command, now, policy)
+        case RollCall():
+            return _roll_call(job, command, now, policy)
+        case Grace():
+            return _grace(job, now, policy)
+        case Cancel():
+            return _cancel(job, command, now)
+        case Retry():
+            return _retry(job, command, now)
+        case Approve():
+            return _approve(job, command, now)
+        case Reject():
+            return _reject(job, command, now)
+        case _:
+            assert_never(command)
+
+
+def _unknown(command: Command) -> Decision:
+    match command:
+        case Claim():
+            return Decision(None, Denial(DenyReason.UNKNOWN), (Settle(_lane_of(command), command.token.seq),))
+        case Heartbeat():
+            return Decision(None, Lost(LostReason.STALE))
+        case _:
+            return Decision(None, Nothing("no such job"))
+
+
+def _lane_of(claim: Claim) -> str:
+    """Return the lane of the consumer through which a delivery came."""
+    return claim.token.consumer.replace("--", ".", 1)
+
+
+# ------------------------------------------------------------------------------------------- admission and offers
+
+
+def _admit(job: Job | None, c: Admit, now: datetime) -> Decision:
+    if job is not None:
+        return Decision(job, SameJob() if job.content_sha256 == c.content_sha256 else Conflict())
+    run_after = max(c.run_after, now) if c.run_after else now
+    new = Job(
+        id=c.job_id,
+        source=c.source,
+        kind=c.kind,
+        model=c.model,
+        lane=c.lane,
+        state=JobState.PENDING,
+        content_sha256=c.content_sha256,
+        max_attempts=c.max_attempts,
+        timeout_s=c.timeout_s,
+        review=c.review,
+        run_after=run_after,
+        created_at=now,
+    )
+    if not c.offer or run_after > now:
+        return Decision(new, Admitted(), (Wake(c.lane),))
+    return Decision(replace(new, offered_at=now), Admitted(), (_offer(new),))
+
+
+def _dispatch(job: Job, now: datetime) -> Decision:
+    if job.state is not JobState.PENDING or job.offered_at is not None:
+        return Decision(job, Nothing("not waiting for an offer"))
+    if job.run_after > now:
+        return Decision(job, Nothing("not due"))
+    return Decision(replace(job, offered_at=now), Done(), (_offer(job),))
+
+
+def _offer(job: Job) -> Offer:
+    return Offer(job.id, job.kind, job.model, job.lane, remove_seq=job.offered_seq)
+
+
+def _offered(job: Job, c: Offered) -> Decision:
+    """Record where the offer lies; if the job has moved on meanwhile, take the message away again (rule 5)."""
+    if job.state is JobState.PENDING and job.offered_at is not None and c.seq > job.spent_seq:
+        return Decision(replace(job, offered_seq=max(job.offered_seq, c.seq)), Done())
+    if c.seq <= job.offered_seq:
+        return Decision(job, Nothing("claimed meanwhile"))
+    return Decision(job, Nothing("moved on meanwhile"), (Remove(c.seq),))
+
+
+def _withdraw(job: Job, c: Withdraw) -> Decision:
+    if job.state is not JobState.PENDING or job.offered_at != c.offered_at:
+        return Decision(job, Nothing("offered anew, or claimed"))
+    after, effects = _unoffer(job)
+    return Decision(after, Done(), (*effects, Wake(job.lane)))
+
+
+def _unoffer(job: Job) -> tuple[Job, tuple[Effect, ...]]:
+    """Spend the newest message: it grants nothing any more; it is removed wherever it is."""
+    after = replace(job, offered_at=None, spent_seq=job.offered_seq)
+    return after, (Remove(job.offered_seq),) if job.offered_seq > job.spent_seq else ()
+
+
+# ----------------------------------------------------------------------------------------------------------- claim
+
+
+def _claim(job: Job, c: Claim, now: datetime, policy: Policy) -> Decision:
+    match job.state:
+        case JobState.PROCESSING:
+            return _claim_leased(job, c, now, policy)
+        case JobState.PENDING:
+            return _claim_pending(job, c, now, policy)
+        case _:
+            return Decision(job, Denial(DenyReason.SETTLED), (Settle(job.lane, c.token.seq),))
+
+
+def _claim_leased(job: Job, c: Claim, now: datetime, policy: Policy) -> Decision:
+    last, expires_at = _holder(job)
+    mine = (last.worker, last.delivery, last.instance) == (c.worker, c.delivery, c.instance or last.instance)
+    if expires_at > now:
+        if mine:
+            return Decision(job, _grant(last, now, policy))
+        left_s = (expires_at - now).total_seconds()
+        current = c.token.seq == job.offered_seq
+        effect: Effect = Postpone(c.delivery, left_s) if current else Settle(job.lane, c.token.seq)
+        # A repeat through the holder's own message must not delay the message under the holder.
+        return Decision(job, Denial(DenyReason.LEASED, left_s), () if c.delivery == last.delivery else (effect,))
+    if not _later(c, last):
+        return Decision(job, Denial(DenyReason.SETTLED))
+    lapsed = _lapse(job, last, now, policy)
+    assert lapsed.job is not None
+    if lapsed.job.state is JobState.FAILED:
+        return Decision(lapsed.job, Denial(DenyReason.SETTLED), lapsed.effects)
+    # The lapse spends the message; this delivery of it is newer than the lapsed attempt's, so it may still grant.
+    open_again = replace(lapsed.job, spent_seq=job.spent_seq, offered_at=now)
+    granted = _claim_pending(open_again, c, now, policy)
+    if granted.job is not None and granted.job.state is JobState.PROCESSING:
+        return replace(granted, closed=(_last(lapsed.job),))
+    return Decision(lapsed.job, granted.answer, (*lapsed.effects, *granted.effects))
+
+
+def _later(c: Claim, last: Attempt) -> bool:
+    """Say whether this delivery came after the one that the attempt was granted through (rule 6)."""
+    granted = parse_delivery(last.delivery)
+    return granted is None or (c.token.seq, c.token.count) > (granted.seq, granted.count)
+
+
+def _claim_pending(job: Job, c: Claim, now: datetime, policy: Policy) -> Decision:
+    if c.token.seq <= job.spent_seq or job.offered_at is None:
+        return Decision(job, Denial(DenyReason.SETTLED), (Settle(job.lane, c.token.seq),))
+    if c.token.seq < job.offered_seq:
+        return Decision(job, Denial(DenyReason.SETTLED))  # its message is gone; a newer one is out
+    if c.paused == "lane":
+        after, effects = _unoffer(replace(job, offered_seq=c.token.seq))
+        return Decision(after, Denial(DenyReason.PAUSED), effects)
+    if c.paused == "worker":
+        return _not_here(job, c, DenyReason.PAUSED, policy)
+    if job.run_after > now:
+        after, effects = _unoffer(replace(job, offered_seq=c.token.seq))
+        return Decision(after, Denial(DenyReason.NOT_DUE, (job.run_after - now).total_seconds()), effects)
+    if c.worker in job.excluded:
+        return _not_here(job, c, DenyReason.ELSEWHERE, policy)
+    attempt = Attempt(
+        epoch=job.epoch + 1,
+        number=job.attempt + 1,
+        worker=c.worker,
+        instance=c.instance,
+        delivery=c.delivery,
+        claimed_at=now,
+        deadline_at=now + timedelta(seconds=job.timeout_s),
+    )
+    after = replace(
+        job,
+        state=JobState.PROCESSING,
+        epoch=attempt.epoch,
+        offered_seq=c.token.seq,
+        worker=c.worker,
+        lease_expires_at=_lease_end(attempt, now, policy),
+        last=attempt,
+    )
+    return Decision(after, _grant(attempt, now, policy))
+
+
+def _not_here(job: Job, c: Claim, reason: DenyReason, policy: Policy) -> Decision:
+    delay_s = policy.elsewhere_delay_s
+    return Decision(job, Denial(reason, delay_s), (Postpone(c.delivery, delay_s),))
+
+
+def _grant(attempt: Attempt, now: datetime, policy: Policy) -> Grant:
+    left_s = max((attempt.deadline_at - now).total_seconds(), 0.0)
+    return Grant(attempt.epoch, attempt.number, policy.lease_ttl_s, left_s)
+
+
+def _lease_end(attempt: Attempt, now: datetime, policy: Policy) -> datetime:
+    return min(now + timedelta(seconds=policy.lease_ttl_s), attempt.deadline_at)
+
+
+def _holder(job: Job) -> tuple[Attempt, datetime]:
+    """Return the open attempt and its lease's end of a job that is processing (the table's CHECKs promise both)."""
+    assert job.last is not None
+    assert job.lease_expires_at is not None
+    return job.last, job.lease_expires_at
+
+
+def _last(job: Job) -> Attempt:
+    assert job.last is not None
+    return job.last
+
+
+# ------------------------------------------------------------------------------------------------------- heartbeat
+
+
+def _heartbeat(job: Job, c: Heartbeat, now: datetime, policy: Policy) -> Decision:
+    last = job.last
+    if last is None or c.epoch != last.epoch or c.worker != last.worker:
+        return Decision(job, Lost(LostReason.STALE))
+    if now >= last.deadline_at and last.outcome in (None, AttemptOutcome.LEASE_EXPIRED):
+        return Decision(job, Lost(LostReason.DEADLINE))
+    if job.state is JobState.PROCESSING:
+        return _beat(job, last, c, now, policy, resumed=False)
+    if job.state is JobState.PENDING and last.outcome is AttemptOutcome.LEASE_EXPIRED:
+        return _beat(job, replace(last, outcome=None, ended_at=None), c, now, policy, resumed=True)
+    if job.state is JobState.CANCELED:
+        return Decision(job, Lost(LostReason.CANCELED))
+    return Decision(job, Lost(LostReason.SETTLED if job.state in SETTLED else LostReason.STALE))
+
+
+def _beat(job: Job, last: Attempt, c: Heartbeat, now: datetime, policy: Policy, *, resumed: bool) -> Decision:
+    attempt = last
+    if c.stage is not None:
+        attempt = replace(last, stage=c.stage, progress=c.progress, heartbeats=last.heartbeats + 1, heartbeat_at=now)
+    before, effects = _unoffer(job) if resumed else (job, ())
+    lease_end = _lease_end(attempt, now, policy)
+    after = replace(
+        before,
+        state=JobState.PROCESSING,
+        worker=attempt.worker,
+        lease_expires_at=lease_end,
+        lease_losses=job.lease_losses - (1 if resumed else 0),
+        last=attempt,
+    )
+    answer = Held((lease_end - now).total_seconds(), resumed)
+    return Decision(after, answer, effects, (Beat(c, now),) if c.stage is not None else ())
+
+
+# ---------------------------------------------------------------------------------------------------------- report
+
+
+def _report(job: Job | None, c: FileReport, now: datetime, policy: Policy) -> Decision:
+    if job is None or job.last is None:
+        return _refuse(job, c, Verdict.REJECTED, "no such job or epoch", now)
+    last, epoch = job.last, c.report.epoch
+    if epoch < last.epoch:
+        return _refuse(job, c, Verdict.STALE, f"epoch {epoch}, current {last.epoch}", now)
+    if epoch > last.epoch:
+        return _refuse(job, c, Verdict.REJECTED, f"epoch {epoch} was never granted", now)
+    if c.worker != last.worker:
+        return _refuse(job, c, Verdict.REJECTED, f"epoch {epoch} belongs to {last.worker}", now)
+    lapsed = last.outcome is AttemptOutcome.LEASE_EXPIRED
+    if job.state is JobState.PROCESSING or (job.state is JobState.PENDING and lapsed):
+        return _accept(_without_lapse(job) if lapsed else job, c, now, policy)
+    if lapsed or last.outcome is AttemptOutcome.CANCELED:
+        return _refuse(job, c, Verdict.REJECTED, f"the job is {job.state}", now)
+    if last.outcome is AttemptOutcome.CLOSED:
+        return _refuse(job, c, Verdict.STALE, "the job was started anew", now)
+    if last.result_sha256 == c.sha256 or c.report.outcome is not ReportOutcome.COMPLETED:
+        return Decision(job, Judged(Verdict.DUPLICATE), (_verdict(c, Verdict.DUPLICATE, None),))
+    return _refuse(job, c, Verdict.DUPLICATE, f"this epoch has ended already: {last.outcome}", now)
+
+
+def _without_lapse(job: Job) -> Job:
+    """Take a lapse back: an epoch that reports after all is charged once, by its report (rule 2)."""
+    return replace(job, lease_losses=job.lease_losses - 1)
+
+
+def _refuse(job: Job | None, c: FileReport, verdict: Verdict, reason: str, now: datetime) -> Decision:
+    refused = Refused(c, verdict, reason, job.epoch if job else 0, now)
+    return Decision(job, Judged(verdict, reason), (_verdict(c, verdict, reason),), (refused,))
+
+
+def _verdict(c: FileReport, verdict: Verdict, reason: str | None) -> TellVerdict:
+    return TellVerdict(c.worker, c.report.job_id, c.report.epoch, verdict, reason)
+
+
+def _accept(job: Job, c: FileReport, now: datetime, policy: Policy) -> Decision:
+    report = c.report
+    match report.outcome:
+        case ReportOutcome.COMPLETED:
+            return _completed(job, c, now, policy)
+        case ReportOutcome.RELEASED:
+            error = report.error.model_dump(by_alias=True) if report.error else None
+            end = _ended(job, AttemptOutcome.RELEASED, now, error, c.sha256)
+            return _accepted(_pending(end, now), c, accepted=False)
+        case ReportOutcome.FAILED:
+            assert report.error is not None
+            error = report.error.model_dump(by_alias=True)
+            return _accepted(_failed(job, error, c, now, policy), c, accepted=False)
+        case _:
+            assert_never(report.outcome)
+
+
+def _accepted(ended: Decision, c: FileReport, *, accepted: bool) -> Decision:
+    return replace(
+        ended,
+        answer=Judged(Verdict.ACCEPTED),
+        effects=(*ended.effects, _verdict(c, Verdict.ACCEPTED, None)),
+        records=(*ended.records, Outcome(c.report, accepted)),
+    )
+
+
+def _completed(job: Job, c: FileReport, now: datetime, policy: Policy) -> Decision:
+    missing = [a.name for a in c.report.artifacts if (a.name, a.size, a.sha256) not in c.uploaded]
+    if missing:
+        message = f"not uploaded for epoch {c.report.epoch} with that size and sha256: {', '.join(missing)}"
+        error = {"code": "artifact_missing", "message": message, "class": "transient", "detail": None}
+        return _accepted(_failed(job, error, c, now, policy), c, accepted=False)
+    end = _ended(job, AttemptOutcome.COMPLETED, now, None, c.sha256)
+    state = JobState.AWAITING_REVIEW if job.review else JobState.COMPLETED
+    return _accepted(_settled(end, state, now), c, accepted=True)
+
+
+def _failed(job: Job, error: dict[str, Any], c: FileReport, now: datetime, policy: Policy) -> Decision:
+    """End the attempt by an error that its agent reported, or that the ledger found in its report."""
+    end = _ended(job, AttemptOutcome.FAILED, now, error, c.sha256)
+    match ErrorClass(error["class"]):
+        case ErrorClass.TRANSIENT:
+            return _charged(end, error, c.jitter, now, policy)
+        case ErrorClass.ELSEWHERE:
+            excluded = replace(end, excluded=(*end.excluded, c.worker))
+            if c.capable <= frozenset(excluded.excluded):
+                return _settled(replace(excluded, error=error), JobState.FAILED, now)
+            return _pending(excluded, now)
+        case ErrorClass.PERMANENT:
+            return _settled(replace(end, attempt=end.attempt + 1, error=error), JobState.FAILED, now)
+        case other:
+            assert_never(other)
+
+
+def _charged(ended: Job, error: Mapping[str, Any], jitter: float, now: datetime, policy: Policy) -> Decision:
+    """Charge a failure: again after the backoff, or failed for good at the limit."""
+    charged = replace(ended, attempt=ended.attempt + 1)
+    if charged.attempt >= charged.max_attempts:
+        return _settled(replace(charged, error=dict(error)), JobState.FAILED, now)
+    delay = timedelta(seconds=policy.retry_delay_s(charged.attempt, jitter))
+    return _pending(replace(charged, run_after=now + delay), now)
+
+
+# ------------------------------------------------------------------------------------------------ ends of a lease
+
+
+def _expire(job: Job, c: Expire, now: datetime, policy: Policy) -> Decision:
+    if job.state is not JobState.PROCESSING:
+        return Decision(job, Nothing("not processing"))
+    last, expires_at = _holder(job)
+    if expires_at > now:
+        return Decision(job, Nothing("lease was extended"))
+    alive_until = (last.heartbeat_at or last.claimed_at) + timedelta(seconds=policy.lease_ttl_s)
+    if now < last.deadline_at or alive_until < now:  # a Mac that slept over its deadline did not hang
+        return _lapse(job, last, now, policy)
+    message = f"no report within timeout_s = {job.timeout_s:g}"
+    error = {"code": "timeout", "message": message, "class": "transient", "detail": None}
+    ended = _charged(_ended(job, AttemptOutcome.FAILED, now, error, None), error, c.jitter, now, policy)
+    tell = Tell(last.worker, job.id, last.epoch, LostReason.DEADLINE)
+    return replace(ended, effects=(*ended.effects, tell))
+
+
+def _lapse(job: Job, last: Attempt, now: datetime, policy: Policy) -> Decision:
+    """Charge a lapsed lease; the reaper and a claim that takes over do exactly this (rule 2)."""
+    ended = replace(_ended(job, AttemptOutcome.LEASE_EXPIRED, now, None, None), lease_losses=job.lease_losses + 1)
+    if ended.lease_losses < policy.max_lease_losses:
+        return _pending(ended, now)
+    message = f"worker lost x {ended.lease_losses}, last {last.worker}"
+    error = {"code": "worker_lost", "message": message, "class": "permanent", "detail": None}
+    return _settled(replace(ended, error=error), JobState.FAILED, now)
+
+
+def _roll_call(job: Job, c: RollCall, now: datetime, policy: Policy) -> Decision:
+    """End a lease that its worker does not know of (rule 8); hand on one that it kept over a restart."""
+    if job.state is not JobState.PROCESSING or job.worker != c.worker:
+        return Decision(job, Nothing("not this worker's"))
+    last, _ = _holder(job)
+    if c.epoch == last.epoch:
+        if last.instance == c.instance:
+            return Decision(job, Nothing("held"))
+        return Decision(replace(job, last=replace(last, instance=c.instance)), Done())
+    same_process = last.instance is None or last.instance == c.instance
+    if same_process and now - last.claimed_at < timedelta(seconds=policy.presence_s):
+        return Decision(job, Nothing("younger than one presence round"))
+    error = {"code": "ghost_lease", "message": "its worker no longer lists it", "class": "transient", "detail": None}
+    ended = _pending(_ended(job, AttemptOutcome.RELEASED, now, error, None), now)
+    tell = Tell(last.worker, job.id, last.epoch, LostReason.STALE)
+    return replace(ended, effects=(*ended.effects, tell))
+
+
+def _grace(job: Job, now: datetime, policy: Policy) -> Decision:
+    if job.state is not JobState.PROCESSING:
+        return Decision(job, Nothing("not processing"))
+    last, expires_at = _holder(job)
+    return Decision(replace(job, lease_expires_at=max(expires_at, _lease_end(last, now, policy))), Done())
+
+
+def _ended(job: Job, outcome: AttemptOutcome, now: datetime, error: dict[str, Any] | None, sha256: bytes | None) -> Job:
+    """Close the last attempt and take the lease off the job; the caller says what the job becomes."""
+    last = replace(_last(job), outcome=outcome, ended_at=now, error=error, result_sha256=sha256)
+    return replace(job, worker=None, lease_expires_at=None, last=last)
+
+
+def _pending(ended: Job, now: datetime) -> Decision:
+    """Back to the backlog. Whatever message is out is spent; the next offer removes it, confirmed, and is a new one."""
+    effects: tuple[Effect, ...] = (Wake(ended.lane),)
+    if ended.run_after > now:  # it waits: don't leave its message lying until then
+        effects = _message_away(ended)
+    after = replace(ended, state=JobState.PENDING, offered_at=None, spent_seq=ended.offered_seq)
+    return Decision(after, Done(), effects)
+
+
+def _settled(ended: Job, state: JobState, now: datetime) -> Decision:
+    effects = (*_message_away(ended), Announce(ended.id))
+    finished_at = ended.finished_at or now
+    after = replace(ended, state=state, finished_at=finished_at, offered_at=None, spent_seq=ended.offered_seq)
+    return Decision(after, Done(), effects)
+
+
+def _message_away(job: Job) -> tuple[Effect, ...]:
+    """Take what is out in WORK away, each by its own sequence (rule 5): the claimed message and a newer offer."""
+    claimed = parse_delivery(job.last.delivery) if job.last else None
+    claimed_seq = claimed.seq if claimed else 0
+    effects: tuple[Effect, ...] = (Settle(job.lane, claimed_seq),) if claimed_seq else ()
+    if job.offered_seq > max(job.spent_seq, claimed_seq):
+        effects = (*effects, Remove(job.offered_seq))
+    return effects
+
+
+# ---------------------------------------------------------------------------------------------------------- people
+
+
+def _cancel(job: Job, c: Cancel, now: datetime) -> Decision:
+    if job.state in SETTLED and job.state is not JobState.AWAITING_REVIEW:
+        return Decision(job, Nothing(f"the job is {job.state}"))
+    tell: tuple[Effect, ...] = ()
+    ended = job
+    if job.state is JobState.PROCESSING:
+        ended = _ended(job, AttemptOutcome.CANCELED, now, None, None)
+        tell = (Tell(_last(job).worker, job.id, job.epoch, LostReason.CANCELED),)
+    settled = _settled(ended, JobState.CANCELED, now)
+    return _acted(replace(settled, effects=(*settled.effects, *tell)), c.actor, "cancel", now)
+
+
+def _retry(job: Job, c: Retry, now: datetime) -> Decision:
+    if job.state not in SETTLED:
+        return Decision(job, Nothing(f"the job is {job.state}"))
+    return _acted(_again(job, now), c.actor, "retry", now)
+
+
+def _again(job: Job, now: datetime) -> Decision:
+    """Start anew with all counters at zero; what came before can't speak any more (rule 10)."""
+    last = job.last
+    if last is not None and last.outcome is AttemptOutcome.LEASE_EXPIRED:
+        last = replace(last, outcome=AttemptOutcome.CLOSED)
+    fresh = replace(job, attempt=0, lease_losses=0, excluded=(), error=None, finished_at=None, run_after=now, last=last)
+    return _pending(fresh, now)
+
+
+def _approve(job: Job, c: Approve, now: datetime) -> Decision:
+    if job.state is not JobState.AWAITING_REVIEW:
+        return Decision(job, Nothing(f"the job is {job.state}"))
+    return _acted(_settled(job, JobState.COMPLETED, now), c.actor, "approve", now)
+
+
+def _reject(job: Job, c: Reject, now: datetime) -> Decision:
+    if job.state is not JobState.AWAITING_REVIEW:
+        return Decision(job, Nothing(f"the job is {job.state}"))
+    ended = _again(job, now) if c.again else _settled(job, JobState.CANCELED, now)
+    return _acted(ended, c.actor, "reject", now)
+
+
+def _acted(decision: Decision, actor: str, action: str, now: datetime) -> Decision:
+    answer: Answer = Done()
+    records: tuple[Record, ...] = (*decision.records, Action(actor, action, now))
+    return replace(decision, answer=answer, records=records)
