@@ -341,9 +341,9 @@ def _heartbeat(job: Job, c: Heartbeat, now: datetime, policy: Policy) -> Decisio
 
 
 def _beat(job: Job, last: Attempt, c: Heartbeat, now: datetime, policy: Policy, *, resumed: bool) -> Decision:
-    attempt = last
+    attempt = replace(last, heartbeat_at=now)
     if c.stage is not None:
-        attempt = replace(last, stage=c.stage, progress=c.progress, heartbeats=last.heartbeats + 1, heartbeat_at=now)
+        attempt = replace(attempt, stage=c.stage, progress=c.progress, heartbeats=last.heartbeats + 1)
     before, effects = _unoffer(job) if resumed else (job, ())
     lease_end = _lease_end(attempt, now, policy)
     after = replace(

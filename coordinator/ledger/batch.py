@@ -1,0 +1,148 @@
+"""One group commit: lock the rows, decide each command in turn, write what changed, commit.
+
+Called by `ledger.py` with a connection of its own. Decisions come from `transitions.py` alone; nothing here judges.
+Commands for one job see each other's effects, in their order; the writes are set-based and only for what changed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from uuid import UUID
+
+import asyncpg
+
+from coordinator.ledger import rows
+from coordinator.ledger.database import is_away, sql
+from coordinator.ledger.model import (
+    Answer,
+    Attempt,
+    Command,
+    Decision,
+    Effect,
+    FileReport,
+    Grant,
+    Job,
+    Payload,
+)
+from coordinator.ledger.transitions import decide
+from coordinator.ledger.writes import Tracked, write
+from shared.lease import Policy
+
+_MAX_EPOCH = 2**31 - 1
+
+Change = tuple[Job | None, Job]
+
+
+@dataclass(slots=True)
+class Committed:
+    """What a commit brought, one entry per command."""
+
+    answers: list[Answer | None]  # None: decide again; another coordinator admitted that job meanwhile
+    effects: list[Effect] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+
+
+async def carry_out(
+    connection: asyncpg.Connection, commands: Sequence[Command], policy: Policy, lanes: set[str]
+) -> Committed:
+    """Decide the commands in one transaction; when this returns, it is committed.
+
+    `lanes` are those that the lane table is known to have; new ones are added to both. Whatever is raised, the
+    transaction is undone, except that after an error for which `is_away` holds its outcome is unknown.
+    """
+    await connection.execute("BEGIN")
+    try:
+        committed, new_lanes = await _in_transaction(connection, commands, policy, lanes)
+        ended = await connection.execute("COMMIT")
+    except Exception as error:
+        if not is_away(error) and not connection.is_closed():
+            await connection.execute("ROLLBACK")
+        raise
+    if ended != "COMMIT":
+        raise asyncpg.InternalClientError("the server rolled back instead of committing")
+    lanes |= new_lanes
+    return committed
+
+
+async def _in_transaction(
+    connection: asyncpg.Connection, commands: Sequence[Command], policy: Policy, lanes: set[str]
+) -> tuple[Committed, set[str]]:
+    now, tracked = await _locked(connection, commands)
+    commands = await _with_uploads(connection, commands)
+    decisions = []
+    changes: list[Change | None] = []
+    for command in commands:
+        job = tracked[command.job_id]
+        before = job.job
+        decision = decide(before, command, now, policy)
+        job.take(command, decision)
+        decisions.append(decision)
+        changes.append(None if decision.job is None or decision.job is before else (before, decision.job))
+    new_lanes = {t.admit.lane for t in tracked.values() if t.admit is not None} - lanes
+    missed = await write(connection, tracked.values(), new_lanes, now)
+    payloads = await _payloads(connection, commands, decisions)
+    committed = Committed([])
+    for command, decision, change in zip(commands, decisions, changes, strict=True):
+        if command.job_id in missed:
+            committed.answers.append(None)
+            continue
+        answer = decision.answer
+        if isinstance(answer, Grant):
+            answer = replace(answer, payload=payloads[command.job_id])
+        committed.answers.append(answer)
+        committed.effects += decision.effects
+        if change is not None:
+            committed.changes.append(change)
+    return committed, new_lanes
+
+
+async def _locked(connection: asyncpg.Connection, commands: Sequence[Command]) -> tuple[datetime, dict[UUID, Tracked]]:
+    ids = list({command.job_id: None for command in commands})
+    found = await connection.fetch(sql("job_lock"), ids)
+    now: datetime = found[0]["now"]
+    claimed = [row for row in found if row["epoch"]]
+    attempts: dict[UUID, Attempt] = {}
+    if claimed:
+        args = [row["id"] for row in claimed], [row["epoch"] for row in claimed]
+        attempts = {r["job_id"]: rows.attempt_of(r) for r in await connection.fetch(sql("attempt_of"), *args)}
+    tracked = {job_id: Tracked(None) for job_id in ids}
+    for row in found:
+        if row["id"] is not None:
+            job = rows.job_of(row, attempts.get(row["id"]))
+            tracked[row["id"]] = Tracked(job)
+    return now, tracked
+
+
+async def _with_uploads(connection: asyncpg.Connection, commands: Sequence[Command]) -> Sequence[Command]:
+    """Put what is stored for each reported epoch into the reports that name files."""
+    wanted = sorted(
+        {
+            (c.job_id, c.report.epoch)
+            for c in commands
+            if isinstance(c, FileReport) and c.report.artifacts and 0 < c.report.epoch <= _MAX_EPOCH
+        }
+    )
+    if not wanted:
+        return commands
+    found = await connection.fetch(sql("artifact_lock"), [w[0] for w in wanted], [w[1] for w in wanted])
+    stored: dict[tuple[UUID, int], set[tuple[str, int, str]]] = {}
+    for row in found:
+        stored.setdefault((row["job_id"], row["epoch"]), set()).add((row["name"], row["size"], row["sha256"]))
+    return [
+        replace(c, uploaded=frozenset(stored.get((c.job_id, c.report.epoch), ())))
+        if isinstance(c, FileReport) and c.report.artifacts
+        else c
+        for c in commands
+    ]
+
+
+async def _payloads(
+    connection: asyncpg.Connection, commands: Sequence[Command], decisions: Sequence[Decision]
+) -> dict[UUID, Payload]:
+    granted = [c.job_id for c, d in zip(commands, decisions, strict=True) if isinstance(d.answer, Grant)]
+    if not granted:
+        return {}
+    return {
+        row["id"]: Payload(row["model"], row["spec"], row["labels"], row["priority"])
+        for row in await connection.fetch(sql("job_payload"), granted)
+    }

@@ -1,0 +1,118 @@
+"""The one way to Postgres: a pool, its JSON, the SQL files, and which errors mean that Postgres is away.
+
+`ledger.py`, `queries.py` and `views.py` use it. No statement is written here or put together at run time: each stands
+in its own file under `sql/`.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any
+
+import asyncpg
+import orjson
+
+from shared.errors import LedgerDownError
+
+STATEMENT_S = 10.0
+"""No statement may take longer; then Postgres counts as away."""
+
+CONNECT_S = 5.0
+"""Opening a connection, or waiting for a free one."""
+
+_AWAY = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,  # shut down, killed, cancelled
+    asyncpg.InsufficientResourcesError,  # disk full, too many connections
+    asyncpg.ReadOnlySQLTransactionError,  # a standby
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,  # the database is not there (yet)
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+
+
+@functools.cache
+def sql(name: str) -> str:
+    """Return the statement in `sql/<name>.sql`."""
+    return (files("coordinator.ledger") / "sql" / f"{name}.sql").read_text()
+
+
+async def open_pool(dsn: str, *, min_size: int = 1, max_size: int = 8) -> asyncpg.Pool:
+    """Open a pool whose jsonb values are Python values; the ledger's writer keeps one of its connections.
+
+    Raises LedgerDownError if Postgres can't be reached; with `min_size` 0 it connects on first use.
+    """
+    with reaching():
+        return await asyncpg.create_pool(
+            dsn,
+            min_size=min_size,
+            max_size=max_size,
+            timeout=CONNECT_S,
+            command_timeout=STATEMENT_S,
+            init=_prepare,
+            server_settings={"application_name": "tandem", "timezone": "UTC"},
+        )
+
+
+async def _prepare(connection: asyncpg.Connection) -> None:
+    await connection.set_type_codec(
+        "jsonb", schema="pg_catalog", encoder=_encode_jsonb, decoder=_decode_jsonb, format="binary"
+    )
+
+
+def _encode_jsonb(value: Any) -> bytes:
+    """Encode for jsonb's binary form: a version byte, then JSON. jsonb can't hold NUL; it becomes U+FFFD."""
+    text = orjson.dumps(value)
+    if b"\\u0000" in text:
+        text = orjson.dumps(_without_nul(value))
+    return b"\x01" + text
+
+
+def _decode_jsonb(stored: bytes) -> Any:
+    return orjson.loads(memoryview(stored)[1:])
+
+
+def _without_nul(value: Any) -> Any:
+    match value:
+        case str():
+            return value.replace("\x00", "\ufffd")
+        case dict():
+            return {_without_nul(k): _without_nul(v) for k, v in value.items()}
+        case list() | tuple():
+            return [_without_nul(v) for v in value]
+        case _:
+            return value
+
+
+def is_away(error: BaseException) -> bool:
+    """Say whether an error means that Postgres is away, not that a statement was wrong."""
+    if isinstance(error, asyncpg.InterfaceError):  # a closed or broken connection; as a ValueError: a bad argument
+        return not isinstance(error, ValueError)
+    return isinstance(error, _AWAY)
+
+
+@contextmanager
+def reaching() -> Iterator[None]:
+    """Turn the errors that mean that Postgres is away into LedgerDownError; the others pass."""
+    try:
+        yield
+    except Exception as error:
+        if is_away(error):
+            raise down(error) from error
+        raise
+
+
+def down(error: BaseException) -> LedgerDownError:
+    """Return the LedgerDownError for an error of the driver."""
+    return LedgerDownError(f"Postgres is away: {type(error).__name__}: {error}")
+
+
+async def fetch(pool: asyncpg.Pool, name: str, *args: Any) -> list[asyncpg.Record]:
+    """Run `sql/<name>.sql` on a free connection and return its rows; LedgerDownError if Postgres is away."""
+    with reaching():
+        async with pool.acquire(timeout=CONNECT_S) as connection:
+            rows: list[asyncpg.Record] = await connection.fetch(sql(name), *args)
+            return rows

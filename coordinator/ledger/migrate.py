@@ -1,0 +1,81 @@
+"""Brings a database to the schema of this version: `await migrate(dsn)`, by `tandem migrate` and at every start.
+
+Idempotent, all or nothing, and safe with several at once: one transaction under an advisory lock.
+"""
+
+import asyncio
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import asyncpg
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from coordinator.ledger.database import CONNECT_S, reaching
+
+MIGRATE_S = 600.0
+"""A migration of a big table may take minutes; so may waiting for another coordinator's."""
+
+_LOCK = 0x74616E64656D  # "tandem"
+_MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+async def migrate(dsn: str) -> None:
+    """Bring the database up to date; LedgerDownError if it can't be reached."""
+    engine = create_async_engine(
+        "postgresql+asyncpg://",
+        async_creator=lambda: asyncpg.connect(dsn, timeout=CONNECT_S, command_timeout=MIGRATE_S),
+        poolclass=NullPool,
+    )
+    try:
+        with reaching():
+            async with asyncio.timeout(MIGRATE_S), engine.begin() as connection:
+                await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+                await connection.run_sync(_upgrade)
+    finally:
+        await engine.dispose()
+
+
+def _upgrade(connection: Connection) -> None:
+    command.upgrade(config(connection), "head")
+
+
+def config(connection: Connection | None = None) -> Config:
+    """Return Alembic's configuration; `migrations/env.py` takes the connection from it."""
+    made = Config()
+    made.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    made.set_main_option("path_separator", "os")
+    if connection is not None:
+        made.attributes["connection"] = connection
+    return made
+
+
+async def create_database_if_missing(dsn: str) -> bool:
+    """Create the database that the dsn names, by way of `postgres` on the same server; True if it was missing."""
+    name = database_of(dsn)
+    with reaching():
+        connection = await asyncpg.connect(dsn, database="postgres", timeout=CONNECT_S, command_timeout=MIGRATE_S)
+        try:
+            if await connection.fetchval("SELECT true FROM pg_database WHERE datname = $1", name):
+                return False
+            statement = await connection.fetchval("SELECT format('CREATE DATABASE %I', $1::text)", name)
+            await connection.execute(statement)
+        except (asyncpg.DuplicateDatabaseError, asyncpg.UniqueViolationError):
+            return False  # another was quicker
+        finally:
+            await connection.close(timeout=CONNECT_S)
+    return True
+
+
+def database_of(dsn: str) -> str:
+    """Return the name of the database in a dsn; ValueError if it names none."""
+    parts = urlsplit(dsn)
+    query = parse_qs(parts.query)
+    name = unquote(parts.path.removeprefix("/")) or next(iter(query.get("dbname", query.get("database", []))), "")
+    if not name:
+        msg = "the dsn names no database"
+        raise ValueError(msg)
+    return name

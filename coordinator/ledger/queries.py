@@ -1,0 +1,268 @@
+"""What the loops read of the ledger, and the few writes that are no transition of a job. No locks, no decisions.
+
+Every method is one statement on a free connection of the pool. All raise LedgerDownError when Postgres is away.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import orjson
+
+from coordinator.ledger.database import fetch
+from shared.states import JobState, WorkerState
+from shared.wire import Presence
+
+MAX_KEPT_BYTES = 64 * 1024
+"""How much of a refused body is kept."""
+
+COUNT_LIMIT = 1000
+"""Waiting jobs are counted up to this, per lane and priority."""
+
+_MAX_REASON = 4000
+_MAX_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class LaneWork:
+    """What there is to do in a lane that has anything to do."""
+
+    lane: str
+    waiting: int  # due and not offered; counted up to COUNT_LIMIT a priority
+    offered: int  # in WORK, unclaimed
+    processing: int
+    next_due_at: datetime | None  # the first run_after that lies ahead
+
+
+@dataclass(frozen=True, slots=True)
+class OfferRow:
+    """An offer that nobody has claimed."""
+
+    job_id: UUID
+    lane: str
+    offered_at: datetime
+    offered_seq: int
+    age_s: float
+    excluded: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LightJob:
+    """Where a job stands, for holding it against its message in WORK."""
+
+    id: UUID
+    state: JobState
+    lane: str
+    epoch: int
+    worker: str | None
+    offered_at: datetime | None
+    offered_seq: int
+    spent_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnpublishedRow:
+    """A settled job as its RESULTS message tells it."""
+
+    id: UUID
+    epoch: int
+    kind: str
+    state: JobState
+    key: str | None
+    source: str
+    labels: dict[str, str]
+    worker: str | None  # of the last attempt
+    model: str | None  # that made the result, else that was asked for
+    result: dict[str, Any] | None
+    artifacts: list[dict[str, Any]]  # name, media_type, size, sha256; of the accepted report
+    error: dict[str, Any] | None
+    finished_at: datetime
+    published_epoch: int | None  # the epoch that went out last
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """An agent as it was last heard of."""
+
+    name: str
+    nkey: str | None  # who its connection was authenticated as
+    instance: str | None
+    first_seen_at: datetime | None
+    seen_at: datetime | None
+    presence: Presence | None  # None: never announced itself
+    wanted: WorkerState  # the operator's word
+    age_s: float  # since its last presence, when this was read
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArtifact:
+    """A file that is stored for one epoch."""
+
+    name: str
+    worker: str
+    media_type: str
+    size: int
+    sha256: str
+    stored_at: datetime
+    linked: bool  # part of the job's result
+
+
+class Queries:
+    """The read side of the ledger."""
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+
+    # ---- the loops
+
+    async def now(self) -> datetime:
+        """Return the ledger's time."""
+        return (await self._one("now"))["now"]  # type: ignore[no-any-return]
+
+    async def expired(self, limit: int, after: UUID | None = None) -> list[UUID]:
+        """Return jobs whose lease is over, in id order, from beyond `after` on."""
+        return [row["id"] for row in await self._all("expired", limit, after)]
+
+    async def backlog(self, lane: str, limit: int) -> list[UUID]:
+        """Return the jobs of a lane that are due and not offered, in the order priority, run_after, id."""
+        return [row["id"] for row in await self._all("backlog", lane, limit)]
+
+    async def lanes_with_work(self) -> list[LaneWork]:
+        """Return every lane with a job that waits, is offered or is held."""
+        return [LaneWork(**row) for row in await self._all("lanes_with_work", COUNT_LIMIT)]
+
+    async def known_lanes(self) -> list[str]:
+        """Return every lane that ever had a job or was spoken of, by name."""
+        return [row["name"] for row in await self._all("known_lanes")]
+
+    async def lane_of(self, job_id: UUID) -> str | None:
+        """Return a job's lane; None if there is no such job."""
+        rows = await self._all("lane_of", job_id)
+        return rows[0]["lane"] if rows else None
+
+    async def offers(self, older_than_s: float) -> list[OfferRow]:
+        """Return the offers that nobody has claimed for so long, the oldest first."""
+        rows = await self._all("offers", older_than_s)
+        return [OfferRow(**{**row, "excluded": frozenset(row["excluded"])}) for row in rows]
+
+    async def jobs_light(self, ids: Sequence[UUID]) -> dict[UUID, LightJob]:
+        """Return where these jobs stand; unknown ids are missing."""
+        rows = await self._all("jobs_light", ids)
+        return {row["id"]: LightJob(**{**row, "state": JobState(row["state"])}) for row in rows}
+
+    async def processing_of(self, worker: str) -> list[tuple[UUID, int]]:
+        """Return the leases that a worker holds: (job, epoch)."""
+        return [(row["id"], row["epoch"]) for row in await self._all("processing_of", worker)]
+
+    async def processing_ids(self) -> list[UUID]:
+        """Return all jobs that are held by somebody, in id order."""
+        return [row["id"] for row in await self._all("processing_ids")]
+
+    # ---- the outbox
+
+    async def unpublished(self, limit: int) -> list[UnpublishedRow]:
+        """Return settled jobs that RESULTS has not acknowledged, the oldest first."""
+        rows = await self._all("unpublished", limit)
+        return [UnpublishedRow(**{**row, "state": JobState(row["state"])}) for row in rows]
+
+    async def mark_published(self, sent: Sequence[tuple[UUID, int, str]]) -> None:
+        """Note that RESULTS has these (job, epoch, state); one that has moved on since stays to be published."""
+        await self._all("mark_published", [s[0] for s in sent], [s[1] for s in sent], [s[2] for s in sent])
+
+    async def highest_seq(self) -> int:
+        """Return the highest WORK sequence that the ledger has seen; 0 = none (rule 9). Reads the whole table."""
+        return (await self._one("highest_seq"))["seq"]  # type: ignore[no-any-return]
+
+    # ---- workers and lanes
+
+    async def save_presence(self, worker: str, sender: str | None, presence: Presence) -> WorkerRow:
+        """Keep a worker's presence, and who was authenticated as its sender (None: keep what is known)."""
+        row = await self._one("presence_save", worker, sender, presence.instance, presence.model_dump(mode="json"))
+        return _worker(row)
+
+    async def save_sender(self, worker: str, sender: str) -> None:
+        """Keep who a worker's connection is authenticated as."""
+        await self._all("sender_save", worker, sender)
+
+    async def workers(self) -> list[WorkerRow]:
+        """Return every worker that was ever heard or spoken of, by name."""
+        return [_worker(row) for row in await self._all("workers")]
+
+    async def set_wanted(self, worker: str, state: WorkerState, *, actor: str) -> None:
+        """Keep what an operator wants of a worker (ready, paused or draining), and that `actor` said so."""
+        await self._all("wanted_set", worker, str(state), actor)
+
+    async def set_lane_paused(self, lane: str, *, paused: bool, actor: str) -> None:
+        """Pause or resume a lane, and keep that `actor` said so."""
+        await self._all("lane_paused_set", lane, paused, actor)
+
+    async def paused_lanes(self) -> frozenset[str]:
+        """Return the lanes that are paused."""
+        return frozenset(row["name"] for row in await self._all("paused_lanes"))
+
+    # ---- what was refused
+
+    async def record_rejected_submission(
+        self, source: str, code: str, reason: str, faults: Sequence[dict[str, str]], body: bytes
+    ) -> None:
+        """Keep a refused submission, its body up to MAX_KEPT_BYTES."""
+        name, text = _text(source, _MAX_NAME), _text(reason, _MAX_REASON)
+        kept = [{k: _text(v, _MAX_REASON) for k, v in fault.items()} for fault in faults[:100]]
+        await self._all("rejected_submission_insert", name, code, text, kept, body[:MAX_KEPT_BYTES], len(body))
+
+    async def record_rejected_report(self, worker: str, named: str, reason: str, body: bytes) -> None:
+        """Keep a report that could not be read; `named` is the job of its subject, as it stands there."""
+        try:
+            job_id = UUID(named)
+        except ValueError:
+            job_id = None
+        report = {"unreadable": body[: MAX_KEPT_BYTES // 2].decode(errors="replace"), "size": len(body)}
+        name, text = _text(worker, _MAX_NAME), _text(reason, _MAX_REASON)
+        await self._all("rejected_report_insert", job_id, name, text, report)
+
+    # ---- artifacts
+
+    async def upload_allowed(self, job_id: UUID, epoch: int, worker: str) -> bool:
+        """Say whether a worker may add files to this epoch: it is the newest and open, or lapsed and not taken."""
+        return (await self._one("upload_allowed", job_id, epoch, worker))["allowed"]  # type: ignore[no-any-return]
+
+    async def record_artifact(
+        self, job_id: UUID, epoch: int, name: str, worker: str, *, media_type: str, size: int, sha256: str
+    ) -> bool:
+        """Note a stored file of an open epoch; False if the epoch takes none any more (`upload_allowed`), or has this
+        one linked. A second file under the name takes the place of the first.
+        """
+        return bool(await self._all("artifact_record", job_id, epoch, name, worker, media_type, size, sha256))
+
+    async def artifacts_of(self, job_id: UUID, epoch: int) -> list[StoredArtifact]:
+        """Return the files that are stored for an epoch, by name."""
+        return [StoredArtifact(**row) for row in await self._all("artifacts_of", job_id, epoch)]
+
+    async def _all(self, name: str, *args: Any) -> list[asyncpg.Record]:
+        return await fetch(self._pool, name, *args)
+
+    async def _one(self, name: str, *args: Any) -> asyncpg.Record:
+        return (await fetch(self._pool, name, *args))[0]
+
+
+def _worker(row: asyncpg.Record) -> WorkerRow:
+    presence = row["presence"]
+    return WorkerRow(
+        name=row["name"],
+        nkey=row["nkey"],
+        instance=row["instance"],
+        first_seen_at=row["first_seen_at"],
+        seen_at=row["seen_at"],
+        presence=Presence.model_validate_json(orjson.dumps(presence)) if presence is not None else None,
+        wanted=WorkerState(row["wanted"]),
+        age_s=row["age_s"] if row["age_s"] is not None else math.inf,
+    )
+
+
+def _text(value: str, most: int) -> str:
+    """Cut what others wrote to what a text column takes."""
+    return value.replace("\x00", "\ufffd")[:most]

@@ -1,0 +1,30 @@
+-- Everything that a transition may change. `result_is` says whether the result columns change too.
+UPDATE job
+SET
+    state = new.state,
+    run_after = new.run_after,
+    epoch = new.epoch,
+    attempt = new.attempt,
+    lease_losses = new.lease_losses,
+    excluded = new.excluded::text[],
+    offered_at = new.offered_at,
+    offered_seq = new.offered_seq,
+    spent_seq = new.spent_seq,
+    worker = new.worker,
+    lease_expires_at = new.lease_expires_at,
+    finished_at = new.finished_at,
+    error = new.error,
+    result = CASE WHEN new.result_is THEN new.result ELSE job.result END,
+    result_epoch = CASE WHEN new.result_is THEN new.result_epoch ELSE job.result_epoch END,
+    result_model = CASE WHEN new.result_is THEN new.result_model ELSE job.result_model END,
+    unpublished = (new.announced OR job.unpublished) AND new.finished_at IS NOT NULL
+FROM unnest(
+    $1::uuid[], $2::text[], $3::timestamptz[], $4::integer[], $5::integer[], $6::integer[], $7::text[],
+    $8::timestamptz[], $9::bigint[], $10::bigint[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::jsonb[],
+    $15::boolean[], $16::jsonb[], $17::integer[], $18::text[], $19::boolean[]
+) AS new (
+    id, state, run_after, epoch, attempt, lease_losses, excluded,
+    offered_at, offered_seq, spent_seq, worker, lease_expires_at, finished_at, error,
+    result_is, result, result_epoch, result_model, announced
+)
+WHERE job.id = new.id

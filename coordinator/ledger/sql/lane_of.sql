@@ -1,0 +1,1 @@
+SELECT lane FROM job WHERE id = $1

@@ -1,0 +1,1 @@
+SELECT tandem_now() AS now

@@ -1,0 +1,1 @@
+SELECT id, epoch FROM job WHERE state = 'processing' AND worker = $1 ORDER BY id

@@ -1,0 +1,1 @@
+SELECT state, count(*) AS jobs FROM job GROUP BY state

@@ -1,0 +1,19 @@
+-- Every lane that has ever had a job, with what is in it now.
+SELECT
+    l.name, l.paused,
+    coalesce(waiting.jobs, 0) AS waiting,
+    coalesce(offered.jobs, 0) AS offered,
+    coalesce(processing.jobs, 0) AS processing,
+    extract(epoch FROM tandem_now() - waiting.due_since)::float8 AS waits_s
+FROM lane AS l
+LEFT JOIN (
+    SELECT lane, count(*) AS jobs, min(run_after) FILTER (WHERE run_after <= tandem_now()) AS due_since
+    FROM job WHERE state = 'pending' AND offered_at IS NULL GROUP BY lane
+) AS waiting ON waiting.lane = l.name
+LEFT JOIN (
+    SELECT lane, count(*) AS jobs FROM job WHERE state = 'pending' AND offered_at IS NOT NULL GROUP BY lane
+) AS offered ON offered.lane = l.name
+LEFT JOIN (
+    SELECT lane, count(*) AS jobs FROM job WHERE state = 'processing' GROUP BY lane
+) AS processing ON processing.lane = l.name
+ORDER BY l.name

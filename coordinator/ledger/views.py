@@ -1,0 +1,147 @@
+"""The read side for people: what the HTTP interface and the page show. Reads only, and never waits for a writer.
+
+Rows come back as dicts of plain values with the names of their SQL columns (`sql/view_*.sql`). Everything raises
+LedgerDownError when Postgres is away.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple, TypeAlias
+from uuid import UUID
+
+import asyncpg
+import orjson
+
+from coordinator.ledger.database import CONNECT_S, fetch, reaching, sql
+from shared.states import PRIORITY_RANK, JobState
+
+Pool: TypeAlias = asyncpg.Pool
+Row = dict[str, Any]
+
+_PRIORITY: Final = {rank: str(name) for name, rank in PRIORITY_RANK.items()}
+
+
+class Cursor(NamedTuple):
+    """A place in the list of jobs: the last one seen."""
+
+    created_at: datetime
+    job_id: UUID
+
+
+_NEWEST: Final = Cursor(datetime(9999, 1, 1, tzinfo=UTC), UUID(int=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs to list; None or empty = any. `before` is where the page before ended."""
+
+    source: str | None = None
+    state: str | None = None
+    kind: str | None = None
+    worker: str | None = None  # holds it, or has held it
+    labels: Mapping[str, str] = field(default_factory=dict)  # each of them
+    before: Cursor | None = None
+
+
+async def jobs(pool: Pool, wanted: JobFilter, limit: int) -> list[Row]:
+    """Return up to `limit` jobs, newest first, without what they are made from and what came out."""
+    labels = orjson.dumps(dict(wanted.labels)).decode() if wanted.labels else None
+    arguments = [*(wanted.before or _NEWEST), limit, wanted.source, wanted.kind, wanted.worker, labels]
+    if wanted.state is None:
+        return await _rows(pool, "jobs", *arguments)
+    return await _rows(pool, "jobs_by_state", *arguments, wanted.state)
+
+
+async def job(pool: Pool, job_id: UUID, source: str | None = None) -> Row | None:
+    """Return one job with its `attempts` and `artifacts`, all as of one instant; None if `source` has no such job."""
+    async with snapshot(pool) as connection:
+        found = await connection.fetchrow(sql("view_job"), job_id, source)
+        if found is None:
+            return None
+        row = _row(found)
+        row["attempts"] = [_row(r) for r in await connection.fetch(sql("view_attempts"), job_id)]
+        row["artifacts"] = [_row(r) for r in await connection.fetch(sql("view_artifacts"), job_id)]
+        return row
+
+
+async def source_of(pool: Pool, job_id: UUID) -> str | None:
+    """Return who submitted a job; None if there is no such job."""
+    found = await _rows(pool, "source", job_id)
+    return found[0]["source"] if found else None
+
+
+async def attempts(pool: Pool, job_id: UUID) -> list[Row]:
+    """Return every attempt of a job, oldest first."""
+    return await _rows(pool, "attempts", job_id)
+
+
+async def heartbeats(pool: Pool, job_id: UUID, limit: int) -> list[Row]:
+    """Return the last heartbeats of a job that are still kept, newest first."""
+    return await _rows(pool, "heartbeats", job_id, limit)
+
+
+async def artifact(pool: Pool, job_id: UUID, name: str, source: str | None = None) -> Row | None:
+    """Return one file of the accepted result: name, media_type, size, sha256; None if `source` has no such file."""
+    found = await _rows(pool, "artifact", job_id, name, source)
+    return found[0] if found else None
+
+
+async def counts(pool: Pool) -> dict[str, int]:
+    """Return how many jobs are in each state."""
+    found = {row["state"]: row["jobs"] for row in await _rows(pool, "counts")}
+    return {str(state): found.get(state, 0) for state in JobState}
+
+
+async def running(pool: Pool, limit: int) -> list[Row]:
+    """Return what runs where, oldest claim first."""
+    return await _rows(pool, "running", limit)
+
+
+async def workers(pool: Pool, away_after_s: float) -> list[Row]:
+    """Return every worker; one that was not heard of for `away_after_s` is not `present`."""
+    return await _rows(pool, "workers", away_after_s)
+
+
+async def lanes(pool: Pool) -> list[Row]:
+    """Return every lane with how many of its jobs wait, are offered and run."""
+    return await _rows(pool, "lanes")
+
+
+async def rejected_results(pool: Pool, limit: int, source: str | None = None) -> list[Row]:
+    """Return the last reports that were not accepted, newest first."""
+    return await _rows(pool, "rejected_results", source, limit)
+
+
+async def rejected_submissions(pool: Pool, limit: int, source: str | None = None) -> list[Row]:
+    """Return the last submissions that were refused, newest first, each with its first 2,000 bytes as text."""
+    found = await _rows(pool, "rejected_submissions", source, limit)
+    return [{**row, "body": row["body"].decode("utf-8", "replace")} for row in found]
+
+
+async def versions(pool: Pool) -> Row:
+    """Return the versions of Postgres and of the schema, and what time the ledger has."""
+    return (await _rows(pool, "versions"))[0]
+
+
+@asynccontextmanager
+async def snapshot(pool: Pool) -> AsyncIterator[Any]:
+    """Lend a connection whose every statement reads the ledger as of one instant, and can change nothing."""
+    with reaching():
+        async with (
+            pool.acquire(timeout=CONNECT_S) as connection,
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            yield connection
+
+
+def _row(record: Mapping[str, Any]) -> Row:
+    row = dict(record)
+    if "priority" in row:
+        row["priority"] = _PRIORITY[row["priority"]]
+    return row
+
+
+async def _rows(pool: Pool, name: str, *arguments: object) -> list[Row]:
+    return [_row(record) for record in await fetch(pool, f"view_{name}", *arguments)]
