@@ -1,0 +1,1 @@
+"""Executors: plugins that run jobs on a generator (entry points `tandem.executors`; `base` is their contract)."""

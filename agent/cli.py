@@ -1,0 +1,132 @@
+"""`tandem-agent`: run the agent, or find out why it would not run.
+
+Exit status: 0 ok, 1 failed, 2 usage or settings, 3 a server can't be reached. Settings are loaded here only.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+import uvloop
+
+from agent.doctor import Finding, examine
+from agent.service import run_agent
+from agent.settings import AgentSettings, load_settings
+from shared import log
+from shared.errors import ConfigurationError, UnreachableError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+Config = Annotated[Path | None, typer.Option("--config", help="Settings in TOML.")]
+Worker = Annotated[str | None, typer.Option("--worker", help="This agent's name, the same after every restart.")]
+Nats = Annotated[str | None, typer.Option("--nats", help="URL of the NATS server.")]
+SeedFile = Annotated[Path | None, typer.Option("--seed-file", help="File with the nkey seed (mode 0600).")]
+Data = Annotated[Path | None, typer.Option("--data", help="Folder for results that wait, and for running jobs.")]
+Slots = Annotated[int | None, typer.Option("--slots", help="How many jobs may run at once.")]
+Executors = Annotated[
+    list[str] | None, typer.Option("--executor", help="Use this executor with its defaults (repeatable).")
+]
+
+
+@app.command()
+def run(
+    config: Config = None,
+    worker: Worker = None,
+    nats: Nats = None,
+    seed_file: SeedFile = None,
+    data: Data = None,
+    slots: Slots = None,
+    executor: Executors = None,
+    *,
+    json_log: Annotated[bool, typer.Option("--json-log", help="Log JSON lines.")] = False,
+) -> None:
+    """Take jobs and run them until SIGTERM or SIGINT; then drain. A second signal does not wait for running jobs."""
+    settings = _settings(config, worker, nats, seed_file, data, slots, executor)
+    log.configure(json=json_log, level=settings.log_level)
+    structlog.contextvars.bind_contextvars(worker=settings.worker)
+    _finish(_run(settings))
+
+
+@app.command()
+def doctor(
+    config: Config = None,
+    worker: Worker = None,
+    nats: Nats = None,
+    seed_file: SeedFile = None,
+    data: Data = None,
+    slots: Slots = None,
+    executor: Executors = None,
+) -> None:
+    """Check settings, folder, server and executors; say what to do about each fault."""
+    settings = _settings(config, worker, nats, seed_file, data, slots, executor)
+    log.configure(json=False, level="error")
+    found: list[Finding] = asyncio.run(examine(settings))
+    for finding in found:
+        typer.echo(f"{'ok   ' if finding.ok else 'FAULT'}  {finding.what}: {finding.said}")
+        if not finding.ok:
+            typer.echo(f"       {finding.todo}")
+    faults = sum(not finding.ok for finding in found)
+    if faults:
+        typer.echo(f"{faults} to mend")
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Be the program `tandem-agent`."""
+    app()
+
+
+def _settings(
+    config: Path | None,
+    worker: str | None,
+    nats: str | None,
+    seed_file: Path | None,
+    data: Path | None,
+    slots: int | None,
+    executors: list[str] | None,
+) -> AgentSettings:
+    flags: dict[str, Any] = {"worker": worker, "nats": nats, "seed_file": seed_file, "data": data, "slots": slots}
+    try:
+        return load_settings(config, flags, executors or ())
+    except ConfigurationError as error:
+        typer.echo(f"tandem-agent: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+async def _run(settings: AgentSettings) -> None:
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        if stop.is_set():
+            hurry.set()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+    await run_agent(settings, stop=stop, hurry=hurry)
+
+
+def _finish(work: Coroutine[Any, Any, None]) -> None:
+    """Run a program to its end, and turn its errors into the exit status that they mean."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(work)
+        except* ConfigurationError as group:
+            _say(group)
+            sys.exit(2)
+        except* UnreachableError as group:
+            _say(group)
+            sys.exit(3)
+
+
+def _say(group: BaseExceptionGroup[Exception]) -> None:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    typer.echo(f"tandem-agent: {error}", err=True)

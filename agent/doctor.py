@@ -1,0 +1,122 @@
+"""Why would this agent not work? Each check says what it found, and what to do about a fault. Called by `cli`."""
+
+import asyncio
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.executors.registry import Registry, load_executors
+from agent.host import Clock
+from agent.service import open_bus, tls_context
+from agent.settings import AgentSettings
+from agent.workspace import data_folder
+from shared import subjects
+from shared.bus import Bus, BusDown, BusError, Denied, NoResponders
+from shared.errors import ConfigurationError
+from shared.wire import Capability, LeaseQuestion, LeaseReply
+
+_CONNECT_S = 6.0
+_ANSWER_S = 5.0
+_LEAST_FREE_BYTES = 1024**3
+_SETTLE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: what was looked at, how it is, and what to do if that is a fault."""
+
+    what: str
+    ok: bool
+    said: str
+    todo: str = ""
+
+
+async def examine(settings: AgentSettings) -> list[Finding]:
+    """Run every check; none of them changes anything that an agent or the coordinator could notice."""
+    found = [_settings(settings), *_folder(settings)]
+    found += await _executors(settings)
+    found += await _server(settings)
+    return found
+
+
+def _settings(settings: AgentSettings) -> Finding:
+    try:
+        seed = settings.read_seed()
+        tls_context(settings)
+    except ConfigurationError as error:
+        return Finding("settings", False, str(error), "mend the setting that is named")
+    if seed is None:
+        todo = "set seed_file to the file that `tandem up --worker NAME` or your administrator made"
+        return Finding("settings", False, "no nkey seed", todo)
+    return Finding("settings", True, f"worker {settings.worker}, {settings.slots} slots, rank {settings.rank}")
+
+
+def _folder(settings: AgentSettings) -> list[Finding]:
+    root = Path(settings.data).expanduser()
+    try:
+        with data_folder(root, f"doctor {uuid.uuid4()}") as path:
+            probe = path / f".doctor-{os.getpid()}"
+            probe.write_bytes(b"x")
+            probe.unlink()
+            space = os.statvfs(path)
+    except ConfigurationError as error:
+        running = "is in use" in str(error)
+        todo = "nothing to do while an agent runs there; else choose a folder that this user may write"
+        return [Finding("data folder", running, str(error), todo)]
+    except OSError as error:
+        return [Finding("data folder", False, str(error), f"make {root} writable, or set data")]
+    free = space.f_bavail * space.f_frsize
+    todo = "free some space: results are kept on disk until they are delivered"
+    return [Finding("data folder", free >= _LEAST_FREE_BYTES, f"{root}, {free // 1024**2} MiB free", todo)]
+
+
+async def _executors(settings: AgentSettings) -> list[Finding]:
+    try:
+        plugins = load_executors(settings.executors)
+        async with Registry(plugins, Clock().now) as registry:
+            capabilities = registry.capabilities()
+            for _ in range(round(_SETTLE_S / 0.1)):  # a plugin may still be looking for its backend
+                if {capability.executor for capability in capabilities} >= set(settings.executors):
+                    break
+                await asyncio.sleep(0.1)
+                capabilities = registry.capabilities()
+    except ConfigurationError as error:
+        return [Finding("executors", False, str(error), "mend [executors] in the settings")]
+    return [_executor(name, capabilities) for name in settings.executors]
+
+
+def _executor(name: str, capabilities: list[Capability]) -> Finding:
+    able = [f"{c.kind} ({', '.join(c.models[:5])})" for c in capabilities if c.executor == name]
+    todo = "start its backend, and check its address or program in the settings"
+    return Finding(f"executor {name}", bool(able), ", ".join(able) or "can do nothing now", todo)
+
+
+async def _server(settings: AgentSettings) -> list[Finding]:
+    try:
+        seed, tls = settings.read_seed(), tls_context(settings)
+    except ConfigurationError:
+        return []  # said already
+    async with open_bus(settings, f"doctor-{uuid.uuid4()}", seed, tls) as bus:
+        try:
+            await bus.wait_connected(_CONNECT_S)
+        except BusDown as error:
+            todo = "check the URL, the firewall, the certificate (ca_file), and that the server knows this nkey"
+            return [Finding("server", False, str(error), todo)]
+        return [Finding("server", True, f"connected to {settings.nats}"), await _coordinator(settings, bus)]
+
+
+async def _coordinator(settings: AgentSettings, bus: Bus) -> Finding:
+    """Ask about a lease that nobody has: it needs the rights of this worker, and changes nothing."""
+    question = LeaseQuestion(job_id=uuid.UUID(int=0), epoch=1).model_dump_json().encode()
+    try:
+        message = await bus.request(subjects.lease(settings.worker), question, timeout_s=_ANSWER_S)
+        LeaseReply.model_validate_json(message.data)
+    except Denied:
+        todo = f"this seed is not the one of worker {settings.worker}: check the name, or have it registered"
+        return Finding("coordinator", False, "the server refuses this worker's subjects", todo)
+    except NoResponders:
+        return Finding("coordinator", False, "no coordinator listens", "start it: `tandem coordinator`")
+    except (BusError, ValueError) as error:
+        return Finding("coordinator", False, str(error), "look at the coordinator's log and /readyz")
+    return Finding("coordinator", True, "answers this worker")

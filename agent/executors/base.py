@@ -1,0 +1,126 @@
+"""What an executor is: the contract between the agent and a generator's plugin.
+
+An executor knows its backend and nothing of leases, heartbeats or reports. It gets a job and somewhere to tell its
+progress, and returns a Product or raises one of the errors below; any other exception is taken for a crash of the
+executor (transient). Cancelling `run` must stop the backend's work before it returns: the slot is given to the next
+job when `run` has ended.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
+
+from shared.states import ErrorClass
+from shared.wire import Capability
+
+
+class ExecutorError(Exception):
+    """A job did not succeed; the subclass says what is to be done about it."""
+
+    error_class: ClassVar[ErrorClass] = ErrorClass.TRANSIENT
+
+    def __init__(self, code: str, message: str, detail: Any = None) -> None:
+        """`code` is one word for statistics, `message` a sentence for people, `detail` any JSON."""
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.detail = detail
+
+
+class Transient(ExecutorError):  # noqa: N818 - the words of PROTOCOL
+    """It may work next time: tried again after the backoff, an attempt is charged."""
+
+
+class Elsewhere(ExecutorError):  # noqa: N818
+    """This Mac can't (model missing, too little memory): tried at once on another."""
+
+    error_class = ErrorClass.ELSEWHERE
+
+
+class Permanent(ExecutorError):  # noqa: N818
+    """The job itself is wrong: failed now."""
+
+    error_class = ErrorClass.PERMANENT
+
+
+class BackendDown(ExecutorError):  # noqa: N818
+    """The generator is not there: the job is released uncharged, and the agent stops pulling for it a while."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnableJob:
+    """A granted job as its executor sees it."""
+
+    id: str
+    epoch: int  # with `id` the name for everything that a backend should recognise after a restart
+    attempt: int  # 1 = the first that counts
+    kind: str
+    model: str | None
+    spec: Mapping[str, Any]
+    labels: Mapping[str, str]
+    open_workspace: Callable[[], Path]
+
+    @property
+    def workspace(self) -> Path:
+        """The job's own directory, made when first asked for; it is removed after the job."""
+        return self.open_workspace()
+
+
+class Progress(Protocol):
+    """Where an executor tells how far it is; cheap, may be called often, never raises."""
+
+    def stage(self, name: str) -> None:
+        """Begin a stage (PROTOCOL, Words)."""
+
+    def progress(self, fraction: float) -> None:
+        """Say how much is done, 0 to 1."""
+
+    def detail(self, text: str) -> None:
+        """Say what is going on, for people; at most 200 characters are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductFile:
+    """A file of a product, a regular one inside the job's workspace; it is moved away from there."""
+
+    path: Path
+    media_type: str
+    name: str = ""  # the artifact's name; empty: the file's own
+
+    @property
+    def artifact(self) -> str:
+        """The artifact's name."""
+        return self.name or self.path.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """What came out of a job."""
+
+    result: dict[str, Any] | None = None  # small; JSON
+    files: Sequence[ProductFile] = ()
+    model: str | None = None  # what really ran
+    settings: dict[str, Any] = field(default_factory=dict)  # the settings that it really ran with
+
+
+class Executor(Protocol):
+    """One plugin, one object for the life of the process; `run` is called for several jobs at once if slots allow."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def from_settings(cls, table: Mapping[str, Any]) -> Self:
+        """Make it from its table in the agent's settings; pydantic's ValidationError for what is wrong there."""
+
+    def capabilities(self) -> list[Capability]:
+        """Return what it can run right now, from memory; empty while its backend is down."""
+
+    async def start(self) -> None:
+        """Begin whatever it needs (sessions, probes); not reaching a backend is no error."""
+
+    async def aclose(self) -> None:
+        """End all of it."""
+
+    async def run(self, job: RunnableJob, progress: Progress) -> Product:
+        """Do the job."""

@@ -1,0 +1,112 @@
+"""Announcing this agent: what it is, can do and holds; the answer says what it may pull and by what times.
+
+One round is `once()`; `service` drives it every `presence_s`, and at once after a connection or a change of state.
+While nobody answers, nothing is pulled: claims would go unanswered too.
+"""
+
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from agent import host
+from agent.executors.registry import Registry
+from agent.gate import Gate
+from agent.leases import Leases
+from agent.puller import Lanes
+from agent.settings import AgentSettings
+from shared import subjects
+from shared.bus import Bus, BusError
+from shared.states import WorkerState
+from shared.wire import Presence, PresenceReply
+
+_PATIENCE = 2
+"""Announcements that may go unanswered before nothing is pulled any more."""
+
+_log = structlog.get_logger()
+
+
+class PresenceRounds:
+    """Keeps the lanes and the gate up to date."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        gate: Gate,
+        leases: Leases,
+        registry: Registry,
+        lanes: Lanes,
+        settings: AgentSettings,
+        instance: str,
+        *,
+        on_answer: Callable[[PresenceReply], None],
+    ) -> None:
+        """`on_answer` hears every answer: its times are the coordinator's to set."""
+        self._bus = bus
+        self._gate = gate
+        self._leases = leases
+        self._registry = registry
+        self._lanes = lanes
+        self._settings = settings
+        self._data = Path(settings.data).expanduser()
+        self._instance = instance
+        self._on_answer = on_answer
+        self._unanswered = 0
+        self._version = importlib.metadata.version("tandem")
+        self.announced: tuple[WorkerState, int] | None = None
+        self.answers = 0
+
+    async def once(self) -> None:
+        """Announce, and take the answer; BusError when there is none."""
+        capabilities = self._registry.capabilities()
+        if not self._bus.connected:
+            self._nobody()
+            return
+        self.announced = (self._gate.state, len(capabilities))
+        said = Presence(
+            version=self._version,
+            instance=self._instance,
+            host=host.name(),
+            platform=host.system(),
+            slots=self._settings.slots,
+            rank=self._settings.rank,
+            state=self._gate.state,
+            capabilities=capabilities,
+            busy=self._leases.busy(),
+            facts=host.facts(self._data) | {"not_pulling": self._gate.why_not()},
+        )
+        try:
+            message = await self._bus.request(
+                subjects.presence(self._settings.worker),
+                said.model_dump_json().encode(),
+                timeout_s=self._settings.presence_timeout_s,
+            )
+            reply = PresenceReply.model_validate_json(message.data)
+        except (BusError, ValidationError):
+            self._nobody()
+            raise
+        self._take(reply)
+
+    def _take(self, reply: PresenceReply) -> None:
+        self._unanswered = 0
+        self.answers += 1
+        offers = [offer for offer in reply.lanes if self._registry.serves(offer.kind, offer.slug)]
+        if [o.consumer for o in offers] != [o.consumer for o in self._lanes.offers]:
+            _log.info("lanes", consumers=[offer.consumer for offer in offers])
+        self._lanes.offers = offers
+        self._lanes.lease_ttl_s = reply.lease_ttl_s
+        if reply.state is not self._gate.wanted:
+            _log.info("state wanted", state=reply.state)
+        self._gate.wanted = reply.state
+        self._gate.answered = True
+        self._on_answer(reply)
+        self._gate.changed()
+
+    def _nobody(self) -> None:
+        self._unanswered += 1
+        if self._unanswered >= _PATIENCE and self._gate.answered:
+            _log.warning("nobody answers presence; taking no work")
+            self._gate.answered = False
+        self._gate.changed()
