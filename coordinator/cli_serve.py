@@ -1,0 +1,276 @@
+"""`tandem up`, `demo`, `coordinator`, `migrate`, `audit`: the commands that need a server's insides.
+
+Each imports them only when it runs, so that the others work without the extras.
+"""
+# ruff: noqa: PLC0415 - imports inside the commands are this module's point
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+import uvloop
+from pydantic import SecretStr
+
+from coordinator import cli_show
+from coordinator.cli_where import DEFAULT_DATA, Data, Json, connection_of
+from shared import log
+from shared.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from coordinator.settings import CoordinatorSettings
+    from coordinator.up import Up
+
+_T = TypeVar("_T")
+
+JsonLog = Annotated[bool, typer.Option("--json-log", help="Log JSON lines.")]
+Config = Annotated[Path | None, typer.Option("--config", help="The coordinator's settings in TOML.")]
+Folder = Annotated[Path, typer.Option("--data", envvar="TANDEM_DATA", help="Where everything is kept.")]
+Postgres = Annotated[str | None, typer.Option("--postgres", help="DSN; better in TANDEM_POSTGRES or the file.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (up, demo, coordinator, migrate, audit):
+        app.command()(command)
+
+
+def up(
+    data: Folder = DEFAULT_DATA,
+    http: Annotated[str, typer.Option(help="HOST:PORT of page and API; port 0 = any free one.")] = "127.0.0.1:8420",
+    nats: Annotated[str, typer.Option(help="HOST:PORT of NATS; port 0 = any free one.")] = "127.0.0.1:4222",
+    agents: Annotated[int, typer.Option(min=0, max=64, help="Local agents that sketch, without a model.")] = 0,
+    worker: Annotated[
+        list[str] | None, typer.Option(help="Make an identity for an agent elsewhere (repeatable).")
+    ] = None,
+    *,
+    json_log: JsonLog = False,
+) -> None:
+    """Run NATS, Postgres and the coordinator on one folder until Ctrl-C; a second Ctrl-C does not wait for agents."""
+    from coordinator.up import Plan, running_up
+
+    log.configure(json=json_log)
+    names = tuple(f"agent-{number}" for number in range(1, agents + 1))
+    plan = Plan(data=data, http=http, nats=nats, agents=names, workers=tuple(worker or ()))
+
+    async def work() -> None:
+        stops = Stops()
+        with stops.heard():
+            typer.echo(f"tandem starts in {data} ...", err=True)
+            async with stops.unless_stopped(), running_up(plan) as this:
+                stops.ready(this)
+                _say_up(this, data, names)
+                await this.until(stops.stop)
+                typer.echo("stopping: agents, coordinator, NATS, Postgres", err=True)
+        if stops.stop.is_set():
+            typer.echo("stopped", err=True)
+
+    _run(work())
+
+
+def demo(
+    data: Annotated[Path, typer.Option(hidden=True)] = Path("demo-data"),
+    *,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
+) -> None:
+    """Two agents, twelve jobs, two accidents: see every job done exactly once (about half a minute)."""
+    from coordinator.demo import run_demo
+
+    stops = Stops()
+
+    async def work() -> bool:
+        with stops.heard():
+            async with stops.unless_stopped():
+                return await run_demo(data, plain=plain)
+        return False
+
+    if not _run(work()):
+        raise typer.Exit(1)
+
+
+def coordinator(
+    config: Config = None,
+    postgres: Postgres = None,
+    nats: Annotated[str | None, typer.Option(help="URL of the NATS server.")] = None,
+    http: Annotated[str | None, typer.Option(help="HOST:PORT to listen on.")] = None,
+    public_url: Annotated[str | None, typer.Option(help="How agents and readers reach the HTTP side.")] = None,
+    *,
+    json_log: JsonLog = False,
+) -> None:
+    """Run a coordinator beside a NATS and a Postgres of your own. Settings: --config, TANDEM_*, flags."""
+    from coordinator.service import running
+
+    flags = {"postgres": postgres, "nats": nats, "http": http, "public_url": public_url, "json_log": json_log or None}
+    settings = _settings(config, **flags)
+    log.configure(json=settings.json_log, level=settings.log_level)
+
+    async def work() -> None:
+        stops = Stops()
+        with stops.heard():
+            async with stops.unless_stopped(), running(settings):
+                stops.ready()
+                await stops.stop.wait()
+
+    _run(work())
+
+
+def migrate(config: Config = None, postgres: Postgres = None) -> None:
+    """Bring the database's schema up to date (a coordinator does this at every start, too)."""
+    from coordinator.ledger.migrate import create_database_if_missing
+    from coordinator.ledger.migrate import migrate as bring_up_to_date
+
+    dsn = _settings(config, postgres=postgres).postgres.get_secret_value()
+
+    async def work() -> bool:
+        made = await create_database_if_missing(dsn)
+        await bring_up_to_date(dsn)
+        return made
+
+    typer.echo("database made, schema up to date" if _run(work()) else "schema up to date")
+
+
+def audit(
+    data: Data = None,
+    config: Config = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Hold the ledger against itself, WORK and the files; exit status 1 on a breach of a promise."""
+    from coordinator.artifacts import FolderStore
+    from coordinator.audit import audit as look
+    from coordinator.ledger.database import open_pool
+    from shared.bus import Bus
+
+    settings = _settings(config) if config is not None else _settings_of(data or DEFAULT_DATA)
+    log.configure(json=False, level="error")
+
+    async def work() -> list[Any]:
+        seed = settings.nats_seed.get_secret_value() if settings.nats_seed else None
+        bus = Bus(settings.nats, name="tandem-audit", seed=seed, inbox_prefix="_INBOX.coordinator")
+        store = FolderStore(settings.artifacts)
+        try:
+            async with await open_pool(settings.postgres.get_secret_value(), max_size=2) as pool, bus:
+                await bus.wait_connected(10.0)
+                return await look(pool, bus, store)
+        finally:
+            store.close()
+
+    breaches = _run(work())
+    if json:
+        typer.echo(cli_show.as_json([breach._asdict() for breach in breaches]))
+    else:
+        for breach in breaches:
+            where = f" epoch {breach.epoch}" if breach.epoch is not None else ""
+            typer.echo(f"{breach.rule}: {breach.job_id or '-'}{where}: {breach.text}")
+        typer.echo(f"{len(breaches)} breaches" if breaches else "no breach", err=True)
+    if breaches:
+        raise typer.Exit(1)
+
+
+class Stops:
+    """SIGINT, SIGTERM and SIGHUP: before everything is ready they cut the start short, then they ask for a stop."""
+
+    def __init__(self) -> None:
+        """Nothing was asked for yet."""
+        self.stop = asyncio.Event()
+        self._up: Up | None = None
+        self._ready = False
+        self._starting: asyncio.Task[Any] | None = None
+        self._times = 0
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Hear the signals while in the block."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in numbers:
+            loop.add_signal_handler(number, self._signalled)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    @asynccontextmanager
+    async def unless_stopped(self) -> AsyncIterator[None]:
+        """Leave the block quietly when it was a signal that cancelled it."""
+        self._starting = asyncio.current_task()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self.stop.is_set() or self._starting is None:
+                raise
+            self._starting.uncancel()
+
+    def ready(self, up: "Up | None" = None) -> None:
+        """From now on a signal only sets `stop`; the second one hurries the agents."""
+        self._ready, self._up = True, up
+
+    def _signalled(self) -> None:
+        self._times += 1
+        self.stop.set()
+        if not self._ready:
+            if self._times == 1 and self._starting is not None:
+                self._starting.cancel()
+        elif self._up is not None and self._times == 2:  # noqa: PLR2004
+            self._up.agents.hurry()
+        elif self._up is not None and self._times > 2:  # noqa: PLR2004
+            self._up.agents.kill()
+
+
+def _run(work: Coroutine[Any, Any, _T]) -> _T:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def _settings(config: Path | None, **flags: Any) -> "CoordinatorSettings":
+    from coordinator.settings import CoordinatorSettings
+
+    if config is not None and not config.is_file():
+        msg = f"--config: no such file: {config}"
+        raise ConfigurationError(msg)
+    try:
+        settings = CoordinatorSettings.load(config, **flags)
+    except ValueError as error:
+        if type(error).__name__ == "ValidationError":
+            raise
+        msg = f"--config {config}: {error}"  # a TOML file that does not parse
+        raise ConfigurationError(msg) from None
+    if not settings.postgres.get_secret_value():
+        msg = "which Postgres? set TANDEM_POSTGRES, or postgres in --config"
+        raise ConfigurationError(msg)
+    return settings
+
+
+def _settings_of(data: Path) -> "CoordinatorSettings":
+    """Return how the folder of a running `tandem up` is reached from inside."""
+    connection = connection_of(data)
+    with contextlib.suppress(FileNotFoundError):
+        seed = (data.expanduser() / "identities" / "coordinator.seed").read_text().strip()
+        return _settings(
+            None,
+            postgres=SecretStr(connection["postgres"]),
+            nats=connection["nats"],
+            nats_seed=SecretStr(seed),
+            artifacts=data.expanduser() / "artifacts",
+        )
+    msg = f"{data} has no coordinator's identity"
+    raise ConfigurationError(msg)
+
+
+def _say_up(this: "Up", data: Path, agents: tuple[str, ...]) -> None:
+    where = "" if data == DEFAULT_DATA else f" --data {data}"
+    lines = [
+        f"page     {this.url}/  (user: any, password: the admin token in {data}/tokens.json)",
+        f"NATS     {this.nats.url}",
+        f"data     {this.data}",
+        f"agents   {', '.join(agents) or 'none here: start with --agents N, or connect one (README)'}",
+        f"submit   tandem submit article --prompt 'A walk along the harbour'{where}",
+        f"look     tandem jobs{where}",
+        "Ctrl-C stops it; the same command on the same folder finds everything again.",
+    ]
+    typer.echo("\n".join(lines))

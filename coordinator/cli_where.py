@@ -1,0 +1,68 @@
+"""Which coordinator the command line talks to: --url and --token, or the folder of a `tandem up`.
+
+`--url` (TANDEM_URL) wins; then `--data` (TANDEM_DATA), whose connection.json names URL and tokens; then `./data`, if a
+`tandem up` runs there. Used by every command that asks a server.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import orjson
+import typer
+import uvloop
+
+from shared.client import Client
+from shared.errors import ConfigurationError, UnreachableError
+
+DEFAULT_DATA = Path("data")
+_CONNECTION = "connection.json"
+
+Url = Annotated[str | None, typer.Option("--url", envvar="TANDEM_URL", help="The coordinator's HTTP address.")]
+Token = Annotated[str | None, typer.Option("--token", envvar="TANDEM_TOKEN", help="Bearer token for --url.")]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", envvar="TANDEM_DATA", help="Folder of a running `tandem up`, instead of --url."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_T = TypeVar("_T")
+
+
+def ask(
+    url: str | None, token: str | None, data: Path | None, work: Callable[[Client], Awaitable[_T]], role: str = "admin"
+) -> _T:
+    """Run `work` with a client of the coordinator that the options name; `role`: whose token to take from a folder."""
+
+    async def run() -> _T:
+        async with client_of(url, token, data, role) as client:
+            return await work(client)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
+
+
+def client_of(url: str | None, token: str | None, data: Path | None, role: str) -> Client:
+    """Return a client, not yet entered; ConfigurationError when the options name no server."""
+    if url is not None:
+        return Client(url, token)
+    if data is None and not (DEFAULT_DATA / _CONNECTION).exists():
+        msg = "which coordinator? give --url and --token, or --data with the folder of a running `tandem up`"
+        raise ConfigurationError(msg)
+    connection = connection_of(data or DEFAULT_DATA)
+    return Client(connection["http"], token or connection["tokens"][role])
+
+
+def connection_of(data: Path) -> dict[str, Any]:
+    """Read a folder's connection.json; UnreachableError when no `tandem up` runs there."""
+    path = data.expanduser() / _CONNECTION
+    try:
+        found: dict[str, Any] = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        msg = f"no tandem up runs in {data} (there is no {_CONNECTION})"
+        raise UnreachableError(msg) from None
+    except (OSError, ValueError) as error:
+        msg = f"{path} can't be read: {error}"
+        raise ConfigurationError(msg) from None
+    return found

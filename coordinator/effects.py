@@ -1,0 +1,163 @@
+"""What follows a commit on the bus: offers, settlements, revokes, verdicts. The ledger hands them over, in order.
+
+At most once by design: what is lost here (crash, link down) the reconciler, the outbox or the agent's own question
+brings back. Nothing here decides anything.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+import orjson
+import structlog
+
+from coordinator.lanes import LaneConsumers
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.model import (
+    Announce,
+    Effect,
+    Offer,
+    Offered,
+    Postpone,
+    Remove,
+    Settle,
+    Tell,
+    TellVerdict,
+    Wake,
+)
+from shared import subjects
+from shared.bus import ApiError, Bus, BusError
+from shared.errors import LedgerDownError
+from shared.streams import last_message_seq, nak_seq, remove_message
+
+_log = structlog.get_logger()
+
+ALREADY_THERE = 10077
+"""JetStream's refusal of a second message on a subject of WORK."""
+
+
+class Wakes(Protocol):
+    """Something that can be told to look again at once."""
+
+    def wake(self) -> None:
+        """Start the next round now."""
+
+
+@dataclass(slots=True)
+class Effects:
+    """Carries effects out; `take` is the ledger's `on_effects`."""
+
+    bus: Bus
+    lanes: LaneConsumers
+    tasks: asyncio.TaskGroup
+    lost: int = 0  # effects that could not be carried out; the reconciler's work
+    _batches: asyncio.Queue[Sequence[Effect]] = field(default_factory=asyncio.Queue)
+    _ledger: Ledger | None = None
+    _dispatcher: Wakes | None = None
+    _results: Wakes | None = None
+    _reconciler: Wakes | None = None
+
+    def connect(self, ledger: Ledger, *, dispatcher: Wakes, results: Wakes, reconciler: Wakes) -> None:
+        """Say whom effects lead back to; `service.py` calls this once."""
+        self._ledger, self._dispatcher, self._results, self._reconciler = ledger, dispatcher, results, reconciler
+
+    def take(self, effects: Sequence[Effect]) -> None:
+        """Queue the effects of one commit."""
+        self._batches.put_nowait(effects)
+
+    async def run(self) -> None:
+        """Carry out batch after batch until cancelled."""
+        while True:
+            effects = await self._batches.get()
+            offers: list[Offer] = []
+            removals: list[Remove] = []
+            for effect in effects:
+                match effect:
+                    case Offer():
+                        offers.append(effect)
+                    case Remove():
+                        removals.append(effect)
+                    case Wake():
+                        self._wake(self._dispatcher)
+                    case Announce():
+                        self._wake(self._results)
+                    case Settle() | Postpone() | Tell() | TellVerdict():
+                        await self._send(effect)
+                    case _:
+                        assert_never(effect)
+            if offers or removals:
+                self.tasks.create_task(self._offer_and_remove(offers, removals), name="offers")
+
+    async def _send(self, effect: Settle | Postpone | Tell | TellVerdict) -> None:
+        try:
+            match effect:
+                case Settle(lane, seq):
+                    await self.bus.publish(f"$JS.ACK.WORK.{subjects.consumer_of(lane)}.1.{seq}.1.1.0", b"+ACK")
+                case Postpone(delivery, delay_s):
+                    await self.bus.nak(delivery, delay_s)
+                case Tell() | TellVerdict():
+                    await self.bus.publish(subjects.control(effect.worker), control_message(effect))
+        except BusError as error:
+            self._missed(effect, error)
+
+    async def _offer_and_remove(self, offers: list[Offer], removals: list[Remove]) -> None:
+        done = await asyncio.gather(*(self._remove(r.seq) for r in removals), *(self._offer(o) for o in offers))
+        offered = [answer for answer in done if answer is not None]
+        if offered and self._ledger is not None:
+            try:
+                await self._ledger.do_many(offered)
+            except LedgerDownError as error:
+                self._missed(offered[0], error)
+
+    async def _remove(self, seq: int) -> None:
+        try:
+            await remove_message(self.bus, "WORK", seq)
+        except BusError as error:
+            self._missed(Remove(seq), error)
+
+    async def _offer(self, offer: Offer) -> Offered | None:
+        """Offer, as one operation (rules 3 and 4): the older message is gone for sure before the new one comes."""
+        subject = subjects.work(offer.lane, offer.job_id)
+        body = orjson.dumps({"job_id": str(offer.job_id), "kind": offer.kind, "model": offer.model})
+        try:
+            await self.lanes.ensure(offer.lane)
+            if offer.remove_seq:
+                await remove_message(self.bus, "WORK", offer.remove_seq)
+            seq = await self._publish(offer, subject, body)
+        except BusError as error:
+            self._missed(offer, error)
+            return None
+        return Offered(job_id=offer.job_id, seq=seq)
+
+    async def _publish(self, offer: Offer, subject: str, body: bytes) -> int:
+        """Return the sequence under which the offer lies; one that was there already is made available again."""
+        try:
+            return (await self.bus.js_publish(subject, body)).seq
+        except ApiError as error:
+            if error.err_code != ALREADY_THERE:
+                raise
+        seq = await last_message_seq(self.bus, subject)
+        if seq is None:  # taken away between the refusal and the look
+            return (await self.bus.js_publish(subject, body)).seq
+        await nak_seq(self.bus, subjects.consumer_of(offer.lane), seq)
+        return seq
+
+    def _missed(self, effect: object, error: Exception) -> None:
+        self.lost += 1
+        if self.lost & (self.lost - 1) == 0:  # an outage must not fill the log
+            _log.warning("effect lost", effect=type(effect).__name__, error=str(error), lost=self.lost)
+        self._wake(self._reconciler)
+
+    @staticmethod
+    def _wake(who: Wakes | None) -> None:
+        if who is not None:
+            who.wake()
+
+
+def control_message(effect: Tell | TellVerdict) -> bytes:
+    """Return the body of a control message (PROTOCOL, Take work, 7)."""
+    body = {"job_id": str(effect.job_id), "epoch": effect.epoch, "reason": effect.reason}
+    if isinstance(effect, Tell):
+        return orjson.dumps({"type": "revoke", **body})
+    return orjson.dumps({"type": "verdict", "verdict": effect.verdict, **body})

@@ -1,0 +1,95 @@
+"""Heartbeats: every `+WPI` that passes by extends the ledger's lease too (DESIGN §1; PROTOCOL, Take work, 4)."""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from coordinator.effects import control_message
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.model import Answer, Heartbeat, Held, Lost, Tell
+from coordinator.workers import Directory
+from shared import subjects
+from shared.bus import Bus, BusError, Message
+from shared.errors import LedgerDownError
+from shared.ids import JobId
+
+_log = structlog.get_logger()
+
+_MAX_DETAIL = 200
+_MAX_STAGE = 64
+
+
+@dataclass(slots=True)
+class Heartbeats:
+    """Listens to `$JS.ACK.WORK.>`; a beat for a lease that is gone is answered with a revoke."""
+
+    bus: Bus
+    ledger: Ledger
+    directory: Directory
+    taken: int = 0
+    lost: int = 0  # beats whose lease was gone
+    bad: int = 0  # `+WPI` without readable headers, or from a wrong sender
+
+    async def subscribe(self) -> None:
+        """Start listening; the coordinators share the beats."""
+        await self.bus.subscribe(subjects.HEARTBEATS, self._on_ack, queue=subjects.COORDINATORS)
+
+    async def _on_ack(self, message: Message) -> None:
+        if message.data != b"+WPI":
+            return  # our own settlements pass here too
+        command = read(message.headers or {})
+        if command is None:
+            self.bad += 1
+            return
+        if not await self.directory.is_sender(message.sender, command.worker):
+            self.bad += 1
+            return
+        try:
+            answer = await self.ledger.do(command)
+        except LedgerDownError:
+            return  # the next beat counts; leases get grace when the ledger is back
+        await self._answered(command, answer)
+
+    async def _answered(self, command: Heartbeat, answer: Answer) -> None:
+        if isinstance(answer, Held):
+            self.taken += 1
+            if answer.resumed:
+                _log.info("lease resumed", job_id=str(command.job_id), epoch=command.epoch, worker=command.worker)
+            return
+        assert isinstance(answer, Lost)
+        self.lost += 1
+        _log.info(
+            "lease lost",
+            job_id=str(command.job_id),
+            epoch=command.epoch,
+            worker=command.worker,
+            reason=str(answer.reason),
+        )
+        revoke = Tell(command.worker, command.job_id, command.epoch, answer.reason)
+        try:
+            await self.bus.publish(subjects.control(command.worker), control_message(revoke))
+        except BusError:
+            return  # its next beat brings the next revoke
+
+
+def read(headers: Mapping[str, str]) -> Heartbeat | None:
+    """Read a heartbeat's headers; None if they are no heartbeat of Tandem's."""
+    try:
+        progress = headers.get("Tandem-Progress")
+        return Heartbeat(
+            job_id=JobId(uuid.UUID(headers["Tandem-Job"])),
+            worker=headers["Tandem-Worker"],
+            epoch=int(headers["Tandem-Epoch"]),
+            stage=_text(headers.get("Tandem-Stage", ""), _MAX_STAGE) or "",
+            elapsed_s=float(headers.get("Tandem-Elapsed", 0)),
+            progress=min(max(float(progress), 0.0), 1.0) if progress else None,
+            detail=_text(headers.get("Tandem-Detail"), _MAX_DETAIL),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _text(value: str | None, most: int) -> str | None:
+    return value.replace("\x00", "")[:most] if value else None

@@ -1,0 +1,193 @@
+"""Intake: submissions from SUBMIT and from HTTP become jobs, or are refused with every fault and put on record."""
+
+import hashlib
+import uuid
+from dataclasses import dataclass
+from typing import Literal
+
+import orjson
+import structlog
+
+from coordinator.dispatcher import Dispatcher
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.model import Admit, Admitted, Answer, Conflict, SameJob
+from coordinator.ledger.queries import Queries
+from coordinator.settings import CoordinatorSettings
+from coordinator.workers import Directory
+from shared import subjects
+from shared.bus import Bus, BusError, Message
+from shared.errors import LedgerDownError
+from shared.ids import JobId, job_id_of
+from shared.states import PRIORITY_RANK
+from shared.submission import Submission, parse_submission
+from shared.wire import BadMessageError, Fault
+
+_log = structlog.get_logger()
+
+_BATCH = 256
+_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitOutcome:
+    """What became of an HTTP submission: `queued` = the ledger is away, it lies in SUBMIT."""
+
+    kind: Literal["created", "same", "conflict", "queued"]
+    job_id: uuid.UUID
+
+
+@dataclass(slots=True)
+class Intake:
+    """Admits what SUBMIT holds, and what HTTP brings; the coordinators share SUBMIT's one consumer."""
+
+    bus: Bus
+    ledger: Ledger
+    queries: Queries
+    directory: Directory
+    dispatcher: Dispatcher
+    settings: CoordinatorSettings
+    admitted: int = 0
+    refused: int = 0
+
+    async def run(self) -> None:
+        """Admit submission after submission until cancelled."""
+        async with self.bus.consume("SUBMIT", "intake", batch=_BATCH, queue_max=2 * _BATCH) as submissions:
+            while True:
+                await self._admit(await submissions.take(_BATCH))
+
+    async def submit(self, source: str, body: bytes) -> SubmitOutcome:
+        """Admit one submission now; while the ledger is away, leave it in SUBMIT.
+
+        Raises BadMessageError with every fault; LedgerDownError when neither the ledger nor NATS can take it.
+        """
+        submission = parse_submission(body, self._kinds())
+        command = self._command(source, submission, job_id_of(source, submission.key))
+        try:
+            answer = await self.ledger.do(command)
+        except LedgerDownError as down:
+            return await self._queue(source, submission, body, down)
+        return SubmitOutcome(self._kind_of(command, answer), command.job_id)
+
+    async def _queue(self, source: str, submission: Submission, body: bytes, down: LedgerDownError) -> SubmitOutcome:
+        key = submission.key
+        if key is None:  # its id must be known now, and stay the same if the answer is lost and this is repeated
+            key = f"queued-{job_id_of(source, None)}"
+            body = orjson.dumps({**orjson.loads(body), "key": key})
+        try:
+            await self.bus.js_publish(subjects.submit(source), body, msg_id=f"{source}:{key}")
+        except BusError:
+            raise down from None
+        return SubmitOutcome("queued", job_id_of(source, key))
+
+    async def _admit(self, messages: list[Message]) -> None:
+        read: list[tuple[Message, Admit]] = []
+        for message in messages:
+            source = message.subject.rpartition(".")[2]
+            try:
+                submission = parse_submission(message.data, self._kinds())
+            except BadMessageError as error:
+                await self._refuse(message, source, error)
+                continue
+            job_id = job_id_of(source, submission.key) if submission.key is not None else _id_of_message(message)
+            read.append((message, self._command(source, submission, job_id)))
+        if not read:
+            return
+        answers = await self.ledger.do_each([command for _, command in read])
+        for (message, command), answer in zip(read, answers, strict=True):
+            if isinstance(answer, LedgerDownError):
+                await self._later(message)
+            elif isinstance(answer, Exception):
+                await self._refuse(message, command.source, _fault("unstorable", repr(answer)))
+            elif self._kind_of(command, answer) == "conflict":
+                text = f"key {command.key!r} was used with other content (job {command.job_id})"
+                await self._refuse(message, command.source, _fault("conflict", text, "key"))
+            else:
+                await self._taken(message)
+
+    def _kinds(self) -> frozenset[str]:
+        return self.settings.kinds | self.directory.kinds()
+
+    def _command(self, source: str, submission: Submission, job_id: JobId) -> Admit:
+        lane = submission.lane
+        return Admit(
+            job_id=job_id,
+            source=source,
+            key=submission.key,
+            kind=submission.kind,
+            model=submission.model,
+            lane=lane,
+            priority=PRIORITY_RANK[submission.priority],
+            content_sha256=_content_sha256(submission),
+            spec=submission.spec,
+            labels=submission.labels,
+            run_after=submission.run_after,
+            max_attempts=submission.max_attempts or self.settings.max_attempts,
+            timeout_s=submission.timeout_s or self.settings.timeout_s,
+            review=submission.review,
+            callback_url=str(submission.callback_url) if submission.callback_url else None,
+            offer=self.dispatcher.has_room(lane),
+        )
+
+    def _kind_of(self, command: Admit, answer: Answer) -> Literal["created", "same", "conflict"]:
+        match answer:
+            case Admitted():
+                self.admitted += 1
+                _log.info("job admitted", job_id=str(command.job_id), source=command.source, kind=command.kind)
+                return "created"
+            case SameJob():
+                _log.info("submission repeated", job_id=str(command.job_id), source=command.source)
+                return "same"
+            case Conflict():
+                _log.info("submission conflicts", job_id=str(command.job_id), source=command.source)
+                return "conflict"
+            case other:
+                msg = f"an admission was answered {other!r}"
+                raise TypeError(msg)
+
+    async def _refuse(self, message: Message, source: str, error: BadMessageError) -> None:
+        self.refused += 1
+        _log.info("submission refused", source=source, code=error.code, reason=str(error))
+        try:
+            await self.queries.record_rejected_submission(
+                source, error.code, str(error), [f.model_dump() for f in error.faults], message.data
+            )
+        except LedgerDownError:
+            await self._later(message)
+            return
+        await self._taken(message)
+
+    async def _taken(self, message: Message) -> None:
+        try:
+            await self.bus.publish(message.reply, b"+ACK")
+        except BusError:
+            return  # it comes again, and is the same job
+
+    async def _later(self, message: Message) -> None:
+        try:
+            await self.bus.nak(message, _PAUSE_S)
+        except BusError:
+            return
+
+
+def _fault(code: str, text: str, name: str = "") -> BadMessageError:
+    return BadMessageError(code, [Fault(field=name, message=text)])
+
+
+def _content_sha256(submission: Submission) -> bytes:
+    """Return the digest of all that a submission asks for; its key only names it."""
+    content = submission.model_dump(mode="json", exclude={"key"})
+    return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).digest()
+
+
+def _id_of_message(message: Message) -> JobId:
+    """Return a UUIDv7 that a redelivery of the same SUBMIT message yields again: its time, and a digest of its place.
+
+    Reply form v1: `$JS.ACK.SUBMIT.<consumer>.<count>.<seq>.<consumer seq>.<ns>.<pending>`.
+    """
+    parts = message.reply.split(".")
+    seq, ns = parts[5], int(parts[7])
+    place = int.from_bytes(hashlib.sha256(f"{seq}:{ns}".encode()).digest()[:10])
+    value = (ns // 1_000_000) << 80 | place
+    value = value & ~(0xF << 76) | 0x7 << 76  # version 7
+    value = value & ~(0x3 << 62) | 0x2 << 62  # RFC 9562 variant
+    return JobId(uuid.UUID(int=value))

@@ -1,0 +1,87 @@
+"""Presence: an agent says what it can do and what it holds; it is told its lanes (PROTOCOL, Take work, 1; rule 8)."""
+
+from dataclasses import dataclass
+
+import orjson
+import structlog
+from pydantic import ValidationError
+
+from coordinator.dispatcher import Dispatcher
+from coordinator.lanes import LaneConsumers
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.model import Done, RollCall
+from coordinator.ledger.queries import Queries
+from coordinator.workers import Directory, lanes_of
+from shared import subjects, wire
+from shared.bus import Bus, BusError, Message
+from shared.errors import LedgerDownError
+from shared.lease import Policy
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class PresenceDesk:
+    """Answers `tandem.presence.*`, and ends leases that their holder does not know of."""
+
+    bus: Bus
+    ledger: Ledger
+    queries: Queries
+    directory: Directory
+    dispatcher: Dispatcher
+    lanes: LaneConsumers
+    policy: Policy
+    ghosts: int = 0  # leases ended because their worker no longer listed them
+
+    async def subscribe(self) -> None:
+        """Start answering."""
+        await self.bus.subscribe(subjects.PRESENCE, self._on_presence, queue=subjects.COORDINATORS)
+
+    async def _on_presence(self, message: Message) -> None:
+        worker = message.subject.rpartition(".")[2]
+        try:
+            presence = wire.Presence.model_validate_json(message.data)
+        except ValidationError as error:
+            _log.warning("bad presence", worker=worker, error=str(error))
+            faults = [f.model_dump() for f in wire.faults_of(error)]
+            await self.bus.respond(message, orjson.dumps({"error": {"code": "invalid", "faults": faults}}))
+            return
+        try:
+            if not await self.directory.is_sender(message.sender, worker, learn=True):
+                return
+            row = await self.queries.save_presence(worker, message.sender, presence)
+            self.directory.saw(row)
+            await self._hold_against(worker, presence)
+            reply = await self._reply(presence)
+        except (LedgerDownError, BusError) as error:
+            _log.info("presence not answered", worker=worker, error=str(error))  # the agent asks again
+            return
+        reply["state"] = row.wanted
+        await self.bus.respond(message, orjson.dumps(reply))
+
+    async def _hold_against(self, worker: str, presence: wire.Presence) -> None:
+        """Compare what the ledger says this worker holds with what it lists (rule 8)."""
+        listed = {busy.job_id: busy.epoch for busy in presence.busy}
+        held = await self.queries.processing_of(worker)
+        calls = [
+            RollCall(job_id=job_id, worker=worker, instance=presence.instance, epoch=listed.get(job_id))
+            for job_id, epoch in held
+        ]
+        for call, answer in zip(calls, await self.ledger.do_many(calls), strict=True):
+            if isinstance(answer, Done) and call.epoch is None:
+                self.ghosts += 1
+                _log.warning("ghost lease ended", job_id=str(call.job_id), worker=worker)
+
+    async def _reply(self, presence: wire.Presence) -> dict[str, object]:
+        offers = []
+        for lane in lanes_of(presence, self.dispatcher.known()):
+            await self.lanes.ensure(lane)
+            kind, _, slug = lane.partition(".")
+            consumer = subjects.consumer_of(lane)
+            offers.append({"kind": kind, "slug": slug, "consumer": consumer, "pending": self.dispatcher.waiting(lane)})
+        return {
+            "lanes": offers,
+            "lease_ttl_s": self.policy.lease_ttl_s,
+            "heartbeat_s": self.policy.heartbeat_s,
+            "presence_s": self.policy.presence_s,
+        }

@@ -1,0 +1,52 @@
+"""The reaper: ends leases that are over. It stands still while the coordinator can't hear heartbeats."""
+
+import random
+from dataclasses import dataclass
+
+import structlog
+
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.model import Done, Expire, Grace
+from coordinator.ledger.queries import Queries
+from shared.bus import Bus
+
+_log = structlog.get_logger()
+
+_BATCH = 500
+
+
+@dataclass(slots=True)
+class Reaper:
+    """Each round, every lease that is over ends; after blindness, every live one gets a full ttl first."""
+
+    bus: Bus
+    ledger: Ledger
+    queries: Queries
+    expired: int = 0
+    _seen: int = 0  # the bus connection whose leases got their grace; 0 = none yet
+
+    async def once(self) -> None:
+        """Expire what is over. A lease that can't be handled does not stand before those behind it."""
+        if not self.bus.connected:
+            return
+        if self.bus.connections != self._seen:
+            connection = self.bus.connections
+            await self.grace()
+            self._seen = connection
+        after = None
+        while ids := await self.queries.expired(_BATCH, after):
+            commands = [Expire(job_id=i, jitter=random.uniform(-1, 1)) for i in ids]  # noqa: S311 - spreads retries
+            for job_id, answer in zip(ids, await self.ledger.do_each(commands), strict=True):
+                if isinstance(answer, Exception):
+                    _log.error("lease not expired", job_id=str(job_id), error=repr(answer))
+                elif isinstance(answer, Done):
+                    self.expired += 1
+                    _log.info("lease expired", job_id=str(job_id))
+            after = ids[-1]
+
+    async def grace(self) -> None:
+        """Give every live lease a full ttl: nobody heard the beats of the time before."""
+        held = await self.queries.processing_ids()
+        await self.ledger.do_many([Grace(job_id=job_id) for job_id in held])
+        if held:
+            _log.info("leases got grace", leases=len(held))

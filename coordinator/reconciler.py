@@ -1,0 +1,111 @@
+"""The reconciler: the net under everything (rule 12). It holds WORK against the ledger and mends what differs.
+
+It reads the stream first and the ledger second, and acts on a job only after looking at both again. It counts what it
+mends: a count above zero in a healthy run is a bug. It also makes streams anew after NATS lost its disk.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import structlog
+
+from coordinator.lanes import LaneConsumers
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.model import Done, Offered, Withdraw
+from coordinator.ledger.queries import OfferRow, Queries
+from shared import subjects
+from shared.bus import Bus
+from shared.states import JobState
+from shared.streams import last_message_seq, remove_message, work_subjects
+
+_log = structlog.get_logger()
+
+IN_FLIGHT_S = 6.0
+"""Younger offers are left alone: their publish, or its answer, may still be on the way (publish timeout 5 s)."""
+
+_CONCURRENCY = 64
+
+
+@dataclass(slots=True)
+class Mended:
+    """What was found and mended since the start."""
+
+    missing: int = 0  # pending and offered, but no message
+    unrecorded: int = 0  # a message whose sequence the ledger did not know
+    orphaned: int = 0  # a message whose job wants none
+    streams: int = 0  # streams made anew
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Each round WORK is what the ledger says it should be."""
+
+    bus: Bus
+    ledger: Ledger
+    queries: Queries
+    lanes: LaneConsumers
+    provision: Callable[[], Awaitable[list[str]]]
+    mended: Mended = field(default_factory=Mended)
+    seen: int = 0  # the bus connection on which the streams were last looked at
+
+    async def once(self) -> None:
+        """Look at everything once; raises BusError or LedgerDownError when one of the two is away."""
+        if self.bus.connections != self.seen:
+            connection = self.bus.connections
+            self.mended.streams += len(await self.provision())
+            await self.lanes.renew()
+            self.seen = connection
+        present = {subjects.job_of_work(s): s for s in await work_subjects(self.bus)}
+        offers = await self.queries.offers(IN_FLIGHT_S)
+        await _each([self._missing(offer) for offer in offers if offer.job_id not in present])
+        await self._surplus(present)
+
+    async def _missing(self, offer: OfferRow) -> None:
+        """Look again for an offer's message; if it is not there, take the offer back, so that it is made anew."""
+        if await last_message_seq(self.bus, subjects.work(offer.lane, offer.job_id)) is not None:
+            return
+        answer = await self.ledger.do(Withdraw(job_id=offer.job_id, offered_at=offer.offered_at, reason="missing"))
+        if isinstance(answer, Done):
+            self.mended.missing += 1
+            _log.warning("offer without a message", job_id=str(offer.job_id), lane=offer.lane)
+
+    async def _surplus(self, present: dict[UUID, str]) -> None:
+        """Messages that the ledger does not expect, or does not know the place of."""
+        rows = await self.queries.jobs_light(list(present))
+        wrong = []
+        for job_id, subject in present.items():
+            row = rows.get(job_id)
+            offered = row is not None and row.state is JobState.PENDING and row.offered_at is not None
+            if not offered and (row is None or row.state is not JobState.PROCESSING):
+                wrong.append(self._orphan(job_id, subject))
+            elif row is not None and offered and row.offered_seq <= row.spent_seq:
+                wrong.append(self._unrecorded(job_id, subject))
+        await _each(wrong)
+
+    async def _orphan(self, job_id: UUID, subject: str) -> None:
+        seq = await last_message_seq(self.bus, subject)
+        row = (await self.queries.jobs_light([job_id])).get(job_id)
+        wanted = row is not None and (row.offered_at is not None or row.state is JobState.PROCESSING)
+        if seq is None or wanted:
+            return
+        if await remove_message(self.bus, "WORK", seq):
+            self.mended.orphaned += 1
+            _log.warning("message without an offer", job_id=str(job_id), seq=seq)
+
+    async def _unrecorded(self, job_id: UUID, subject: str) -> None:
+        seq = await last_message_seq(self.bus, subject)
+        if seq is not None and isinstance(await self.ledger.do(Offered(job_id=job_id, seq=seq)), Done):
+            self.mended.unrecorded += 1
+
+
+async def _each(work: Sequence[Awaitable[None]]) -> None:
+    """Run all, a bounded number at once; the first error ends the round."""
+    gate = asyncio.Semaphore(_CONCURRENCY)
+
+    async def one(item: Awaitable[None]) -> None:
+        async with gate:
+            await item
+
+    await asyncio.gather(*(one(item) for item in work))

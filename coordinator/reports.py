@@ -1,0 +1,137 @@
+"""Reports: how attempts ended, as their agents tell it; each is judged by the ledger, then taken off REPORTS.
+
+A report leaves the stream only after the ledger has committed what became of it. One that can't be read is put on
+record with its reason, answered, and taken off at once, so that it never stands before its neighbours.
+"""
+
+import hashlib
+import random
+import uuid
+from dataclasses import dataclass
+
+import orjson
+import structlog
+from pydantic import ValidationError
+
+from coordinator.effects import control_message
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.model import FileReport, Judged, TellVerdict
+from coordinator.ledger.queries import Queries
+from coordinator.workers import Directory
+from shared import subjects, wire
+from shared.bus import Bus, BusError, Message
+from shared.errors import LedgerDownError
+from shared.states import Verdict
+
+_log = structlog.get_logger()
+
+_BATCH = 256
+_PAUSE_S = 2.0
+
+
+@dataclass(slots=True)
+class Reports:
+    """Takes REPORTS in batches; the coordinators share its one consumer."""
+
+    bus: Bus
+    ledger: Ledger
+    queries: Queries
+    directory: Directory
+    judged: int = 0
+    unreadable: int = 0
+
+    async def run(self) -> None:
+        """Judge report after report until cancelled."""
+        async with self.bus.consume("REPORTS", "reports", batch=_BATCH, queue_max=2 * _BATCH) as reports:
+            while True:
+                await self._judge(await reports.take(_BATCH))
+
+    async def _judge(self, messages: list[Message]) -> None:
+        read: list[tuple[Message, FileReport]] = []
+        for message in messages:
+            try:
+                read.append((message, await self._read(message)))
+            except wire.BadMessageError as error:
+                await self._set_aside(message, error)
+        if not read:
+            return
+        answers = await self.ledger.do_each([command for _, command in read])
+        for (message, command), answer in zip(read, answers, strict=True):
+            if isinstance(answer, LedgerDownError):
+                await self._later(message)
+            elif isinstance(answer, Exception):
+                _log.error("report failed", job_id=str(command.job_id), error=repr(answer))
+                await self._set_aside(
+                    message, wire.BadMessageError("unstorable", [wire.Fault(field="", message=repr(answer))])
+                )
+            else:
+                assert isinstance(answer, Judged)
+                self.judged += 1
+                _log.info(
+                    "report judged",
+                    job_id=str(command.job_id),
+                    epoch=command.report.epoch,
+                    worker=command.worker,
+                    outcome=str(command.report.outcome),
+                    verdict=str(answer.verdict),
+                    reason=answer.reason,
+                )
+                await self._taken(message)
+
+    async def _read(self, message: Message) -> FileReport:
+        """Read a report and hold it against the subject, which only its worker may use."""
+        _, _, worker, named = message.subject.split(".", 3)
+        try:
+            raw = orjson.loads(message.data)
+            report = wire.Report.model_validate(raw)
+        except orjson.JSONDecodeError as error:
+            raise wire.BadMessageError("not_json", [wire.Fault(field="", message=str(error))]) from None
+        except ValidationError as error:
+            raise wire.BadMessageError("invalid", wire.faults_of(error)) from None
+        if str(report.job_id) != named:
+            fault = wire.Fault(field="job_id", message=f"{report.job_id} was reported on the subject of {named}")
+            raise wire.BadMessageError("invalid", [fault])
+        if b"\\u0000" in message.data and b"\\u0000" in orjson.dumps(raw):
+            raise wire.BadMessageError("invalid", [wire.Fault(field="", message="text must not contain NUL")])
+        lane = await self.queries.lane_of(report.job_id) if report.error else None
+        return FileReport(
+            job_id=report.job_id,
+            worker=worker,
+            report=report,
+            sha256=hashlib.sha256(message.data).digest(),
+            jitter=random.uniform(-1, 1),  # noqa: S311 - spreads retries, guards nothing
+            capable=self.directory.capable(lane) if lane else frozenset(),
+        )
+
+    async def _set_aside(self, message: Message, error: wire.BadMessageError) -> None:
+        self.unreadable += 1
+        _, _, worker, named = message.subject.split(".", 3)
+        _log.warning("report refused", worker=worker, subject=message.subject, reason=str(error))
+        try:
+            await self.queries.record_rejected_report(worker, named, str(error), message.data)
+        except LedgerDownError:
+            await self._later(message)
+            return
+        await self._answer_unreadable(worker, named, message, str(error))
+        await self._taken(message)
+
+    async def _answer_unreadable(self, worker: str, named: str, message: Message, reason: str) -> None:
+        """Tell the agent as far as the message says which report it was."""
+        try:
+            epoch = int(orjson.loads(message.data)["epoch"])
+            verdict = TellVerdict(worker, uuid.UUID(named), epoch, Verdict.REJECTED, reason[:1000])
+            await self.bus.publish(subjects.control(worker), control_message(verdict))
+        except (ValueError, TypeError, KeyError, BusError):
+            return
+
+    async def _taken(self, message: Message) -> None:
+        try:
+            await self.bus.publish(message.reply, b"+ACK")
+        except BusError:
+            return  # it comes again, and is a duplicate
+
+    async def _later(self, message: Message) -> None:
+        try:
+            await self.bus.nak(message, _PAUSE_S)
+        except BusError:
+            return

@@ -1,0 +1,296 @@
+"""The coordinator, composed: which parts there are, who knows whom, in which order they start. Nothing else composes.
+
+intake, claims, heartbeats, reports, presence ──commands──► ledger ──effects──► bus
+dispatcher, reaper, results, reconciler, workers: loops over what the ledger says
+web: HTTP on the same ledger
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import structlog
+from pydantic import SecretStr
+
+from coordinator.artifacts import FolderStore
+from coordinator.claims import Claims
+from coordinator.dispatcher import Dispatcher
+from coordinator.effects import Effects
+from coordinator.heartbeats import Heartbeats
+from coordinator.intake import Intake
+from coordinator.lanes import LaneConsumers
+from coordinator.ledger.database import open_pool
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.migrate import migrate
+from coordinator.ledger.queries import Queries
+from coordinator.presence import PresenceDesk
+from coordinator.reaper import Reaper
+from coordinator.reconciler import Reconciler
+from coordinator.reports import Reports
+from coordinator.results import Results
+from coordinator.settings import CoordinatorSettings
+from coordinator.upload_tokens import UploadTokens
+from coordinator.web.access import Access, AccessToken, Role, check_listen
+from coordinator.web.app import Runner, WebContext, make_app, serve
+from coordinator.workers import Directory
+from shared import subjects
+from shared.bus import Bus
+from shared.loops import Loop
+from shared.states import WorkerState
+from shared.streams import ensure_intake_consumers, ensure_streams
+
+_log = structlog.get_logger()
+
+MAX_FAILURES = 400
+"""Rounds in a row that a loop may fail before the program ends; with pauses of up to 5 s about half an hour."""
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """A coordinator: its parts, and the loops and listeners that drive them."""
+
+    settings: CoordinatorSettings
+    bus: Bus
+    ledger: Ledger
+    queries: Queries
+    directory: Directory
+    dispatcher: Dispatcher
+    effects: Effects
+    reaper: Reaper
+    reconciler: Reconciler
+    results: Results
+    intake: Intake
+    reports: Reports
+    claims: Claims
+    heartbeats: Heartbeats
+    presence: PresenceDesk
+    loops: list[Loop]
+    url: str = ""  # of the HTTP side, once it listens
+
+    def status(self) -> dict[str, Any]:
+        """Return what /status shows of the machinery."""
+        return {
+            "bus": {"connected": self.bus.connected, "connections": self.bus.connections},
+            "ledger": self.ledger.status(),
+            "loops": {loop.name: loop.status() for loop in self.loops},
+            "counts": {
+                "admitted": self.intake.admitted,
+                "refused": self.intake.refused,
+                "offered": self.dispatcher.offered,
+                "unclaimed": self.dispatcher.unclaimed,
+                "heartbeats": self.heartbeats.taken,
+                "heartbeats_lost": self.heartbeats.lost,
+                "heartbeats_bad": self.heartbeats.bad,
+                "foreign_senders": self.directory.foreign,
+                "reports": self.reports.judged,
+                "reports_unreadable": self.reports.unreadable,
+                "expired": self.reaper.expired,
+                "ghost_leases": self.presence.ghosts,
+                "published": self.results.published,
+                "effects_lost": self.effects.lost,
+                "mended_missing": self.reconciler.mended.missing,
+                "mended_unrecorded": self.reconciler.mended.unrecorded,
+                "mended_orphaned": self.reconciler.mended.orphaned,
+                "streams_made": self.reconciler.mended.streams,
+            },
+        }
+
+    def unready(self) -> list[str]:
+        """Return why this coordinator can't do its work now; empty = ready."""
+        reasons = [] if self.bus.connected else ["not connected to NATS"]
+        reasons += [f"{loop.name}: {loop.last_error}" for loop in self.loops if loop.failures]
+        return reasons
+
+
+@asynccontextmanager
+async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
+    """Run a coordinator until the block is left; yields once it serves. Brings the database up to date first.
+
+    Raises ConfigurationError for settings that can't work, UnreachableError when Postgres can't be reached at start.
+    """
+    access = _access(settings)
+    host, port = _address(settings.http)
+    check_listen(host, access)
+    dsn = settings.postgres.get_secret_value()
+    await migrate(dsn)
+    tokens = UploadTokens.load_or_create(settings.secrets / "upload-token.key")
+    store = await FolderStore.open(settings.artifacts)
+    async with (
+        await open_pool(dsn) as pool,
+        _bus(settings, "coordinator", settings.nats_seed) as bus,
+        asyncio.TaskGroup() as tasks,
+    ):
+        effects = Effects(bus, LaneConsumers(bus, settings.lease_ttl_s), tasks)
+        async with Ledger(pool, settings.policy(), on_effects=effects.take) as ledger:
+            coordinator = _compose(settings, bus, ledger, Queries(pool), effects, tokens)
+            context = WebContext(
+                ledger=ledger,
+                pool=pool,
+                policy=settings.policy(),
+                store=store,
+                tokens=tokens,
+                access=access,
+                submit=coordinator.intake.submit,
+                order=_orders(coordinator),
+                pause_lane=_lane_pauses(coordinator),
+                health=coordinator.status,
+                ready=coordinator.unready,
+                base_url=settings.public_url,
+                max_artifact_bytes=settings.max_artifact_bytes,
+            )
+            runner = await serve(make_app(context), host, port)
+            started = await _start(coordinator, runner, tasks)
+            try:
+                yield coordinator
+            finally:
+                await runner.cleanup()
+                for task in started:
+                    task.cancel()
+                await asyncio.gather(*started, return_exceptions=True)
+    store.close()
+
+
+def _compose(
+    settings: CoordinatorSettings, bus: Bus, ledger: Ledger, queries: Queries, effects: Effects, tokens: UploadTokens
+) -> Coordinator:
+    policy, lanes = settings.policy(), effects.lanes
+    directory = Directory(queries, policy.presence_s)
+    dispatcher = Dispatcher(ledger, queries, directory, settings.window_min, settings.unclaimed_s)
+    results = Results(bus, queries, "")
+    reaper = Reaper(bus, ledger, queries)
+
+    async def provision() -> list[str]:
+        results.forget()
+        made = await _provision(settings, bus, queries)
+        for source in _sources(settings):
+            await results.ensure(source)
+        return made
+
+    reconciler = Reconciler(bus, ledger, queries, lanes, provision)
+    loops = [
+        Loop("workers", directory.once, every_s=2.0, max_failures=MAX_FAILURES),
+        Loop("reconciler", reconciler.once, every_s=settings.reconcile_s, max_failures=MAX_FAILURES),
+        Loop("reaper", reaper.once, every_s=settings.reaper_s, max_failures=MAX_FAILURES),
+        Loop("dispatcher", dispatcher.once, every_s=1.0, max_failures=MAX_FAILURES),
+        Loop("results", results.once, every_s=5.0, max_failures=MAX_FAILURES),
+    ]
+    by_name = {loop.name: loop for loop in loops}
+    dispatcher.on_wake(by_name["dispatcher"].wake)
+    effects.connect(ledger, dispatcher=dispatcher, results=by_name["results"], reconciler=by_name["reconciler"])
+    return Coordinator(
+        settings=settings,
+        bus=bus,
+        ledger=ledger,
+        queries=queries,
+        directory=directory,
+        dispatcher=dispatcher,
+        effects=effects,
+        reaper=reaper,
+        reconciler=reconciler,
+        results=results,
+        intake=Intake(bus, ledger, queries, directory, dispatcher, settings),
+        reports=Reports(bus, ledger, queries, directory),
+        claims=Claims(bus, ledger, directory, dispatcher, tokens, policy, ""),
+        heartbeats=Heartbeats(bus, ledger, directory),
+        presence=PresenceDesk(bus, ledger, queries, directory, dispatcher, lanes, policy),
+        loops=loops,
+    )
+
+
+async def _start(coordinator: Coordinator, runner: Runner, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+    """Start everything; leases get their grace before anybody may take them over."""
+    coordinator.url = runner.url
+    base_url = coordinator.settings.public_url or runner.url
+    coordinator.claims.upload_url = coordinator.results.base_url = base_url
+    await coordinator.directory.once()
+    await coordinator.reaper.grace()
+    coordinator.bus.on_state(_on_bus_state(coordinator))
+    for part in (coordinator.heartbeats, coordinator.claims, coordinator.presence):
+        await part.subscribe()
+    started = [tasks.create_task(loop.run(), name=loop.name) for loop in coordinator.loops]
+    for name, run in (
+        ("effects", coordinator.effects.run),
+        ("intake", coordinator.intake.run),
+        ("reports", coordinator.reports.run),
+    ):
+        started.append(tasks.create_task(run(), name=name))
+    _log.info("coordinator serves", http=runner.url)
+    return started
+
+
+def _on_bus_state(coordinator: Coordinator) -> Callable[[bool], None]:
+    """After NATS was away: grace for the leases, then streams, offers and results are looked at, in no order."""
+
+    def changed(connected: bool) -> None:  # noqa: FBT001 - the shape of the callback
+        _log.info("bus connected" if connected else "bus lost")
+        if connected:
+            for loop in coordinator.loops:
+                loop.wake()
+
+    return changed
+
+
+async def _provision(settings: CoordinatorSettings, bus: Bus, queries: Queries) -> list[str]:
+    """Make streams and shared consumers what they must be, as the provisioning user, who is connected only for this."""
+    now = await queries.now()
+    first_seq = max(await queries.highest_seq() + 1, int(now.timestamp() * 1_000_000))
+    seed = settings.nats_provisioner_seed
+    if seed is None:
+        made = await ensure_streams(bus, first_seq=first_seq, replicas=settings.replicas)
+    else:
+        async with _bus(settings, "provisioner", seed) as provisioner:
+            await provisioner.wait_connected(10.0)
+            made = await ensure_streams(provisioner, first_seq=first_seq, replicas=settings.replicas)
+    await ensure_intake_consumers(bus)
+    if made:
+        _log.info("streams made", streams=made, first_seq=first_seq)
+    return made
+
+
+def _bus(settings: CoordinatorSettings, role: str, seed: SecretStr | None) -> Bus:
+    tls = ssl.create_default_context(cafile=str(settings.nats_ca)) if settings.nats_ca else None
+    return Bus(
+        settings.nats,
+        name=f"tandem-{role}",
+        seed=seed.get_secret_value() if seed else None,
+        inbox_prefix=f"_INBOX.{role}",
+        tls=tls,
+    )
+
+
+def _access(settings: CoordinatorSettings) -> Access:
+    return Access([AccessToken(n.partition(":")[2], Role(n.partition(":")[0]), t) for n, t in settings.tokens.items()])
+
+
+def _sources(settings: CoordinatorSettings) -> frozenset[str]:
+    return settings.sources | {name.partition(":")[2] for name in settings.tokens if name.startswith("publisher:")}
+
+
+def _address(http: str) -> tuple[str, int]:
+    host, _, port = http.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _orders(coordinator: Coordinator) -> Callable[[str, str, str], Awaitable[None]]:
+    wanted = {"drain": WorkerState.DRAINING, "pause": WorkerState.PAUSED, "resume": WorkerState.READY}
+
+    async def order(worker: str, what: str, actor: str) -> None:
+        """Keep what the operator wants, and tell the agent; one that is away learns of it by its next presence."""
+        await coordinator.queries.set_wanted(worker, wanted[what], actor=actor)
+        await coordinator.directory.once()
+        if coordinator.bus.connected:
+            await coordinator.bus.publish(subjects.control(worker), orjson.dumps({"type": what}))
+
+    return order
+
+
+def _lane_pauses(coordinator: Coordinator) -> Callable[[str, bool, str], Awaitable[None]]:
+    async def pause(lane: str, paused: bool, actor: str) -> None:  # noqa: FBT001 - the shape the web side calls
+        await coordinator.queries.set_lane_paused(lane, paused=paused, actor=actor)
+        coordinator.dispatcher.wake()
+
+    return pause

@@ -1,0 +1,72 @@
+"""The data folder of `tandem up`: who may use it, its tokens, and `connection.json`, which tells how to reach it.
+
+    DIR/up.lock           held by the one `tandem up` that runs here (flock: it ends with the process)
+    DIR/tokens.json       made once, kept (0600)
+    DIR/connection.json   there while it runs (0600); see PROTOCOL, Command line
+
+The rest belongs to NATS and Postgres (`embedded.py`), the artifact store, and the local agents (`up_agents.py`).
+"""
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from shared.errors import ConfigurationError
+
+CONNECTION = "connection.json"
+ROLES = ("admin", "publisher", "viewer")
+_TOKEN_BYTES = 32
+
+
+@contextmanager
+def only_one(data: Path) -> Iterator[None]:
+    """Hold the folder, making it first; ConfigurationError when another `tandem up` has it, or it can't be made."""
+    try:
+        mode = 0o711 if os.geteuid() == 0 else 0o700  # as root, Postgres's user passes through
+        data.mkdir(mode=mode, parents=True, exist_ok=True)
+        lock = os.open(data / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        msg = f"data folder {data}: {error.strerror}"
+        raise ConfigurationError(msg) from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(lock, 100).decode("utf-8", "replace").strip() or "unknown"
+            msg = f"{data} is in use: tandem runs there already (pid {owner}); stop it, or choose another --data"
+            raise ConfigurationError(msg) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def tokens_of(data: Path) -> dict[str, str]:
+    """Return the token of each role, making them on first use; ConfigurationError when the file can't be read."""
+    path = data / "tokens.json"
+    if not path.exists():
+        write_private(path, {role: secrets.token_urlsafe(_TOKEN_BYTES) for role in ROLES})
+    try:
+        found = orjson.loads(path.read_bytes())
+        return {role: str(found[role]) for role in ROLES}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        msg = f"{path} can't be read ({error}); remove it to have new tokens made"
+        raise ConfigurationError(msg) from None
+
+
+def write_private(path: Path, content: Any) -> None:
+    """Write JSON for the owner alone, at once or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -1,0 +1,89 @@
+"""What the HTTP side works with, and the small things that all its endpoints share."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import quote
+from uuid import UUID
+
+from aiohttp import web
+
+from coordinator.artifacts import ArtifactStore
+from coordinator.intake import SubmitOutcome
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.views import Pool
+from coordinator.upload_tokens import UploadTokens
+from coordinator.web.access import Access, Caller
+from coordinator.web.errors import RefusedError
+from shared.lease import Policy
+from shared.wire import Fault
+
+OperatorOrder = Literal["drain", "pause", "resume"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebContext:
+    """Everything that the HTTP side needs from the rest of the coordinator; made in `service.py`."""
+
+    ledger: Ledger  # every change of a job
+    pool: Pool  # for coordinator.ledger.views only
+    policy: Policy
+    store: ArtifactStore
+    tokens: UploadTokens
+    access: Access
+    submit: Callable[[str, bytes], Awaitable[SubmitOutcome]]  # (source, body); raises BadMessageError, LedgerDownError
+    order: Callable[[str, OperatorOrder, str], Awaitable[object]]  # (worker, what it is told, who says so)
+    pause_lane: Callable[[str, bool, str], Awaitable[object]]  # (lane, paused, who says so)
+    health: Callable[[], Mapping[str, Any]]  # loops, bus and ledger, as /status shows them
+    ready: Callable[[], list[str]]  # why it is not ready; empty = ready
+    max_artifact_bytes: int = 512 * 1024 * 1024
+    base_url: str | None = None  # how readers reach this server; None = as the request at hand did
+
+
+Endpoint = Callable[[WebContext, web.Request, Caller], Awaitable[web.StreamResponse]]
+
+
+def job_id_of(request: web.Request) -> UUID:
+    """Return the job that the path names; the routes let nothing else through."""
+    return UUID(request.match_info["job_id"])
+
+
+def artifact_url(context: WebContext, request: web.Request, job_id: UUID, name: str) -> str:
+    """Return where a file of a job's result is to be had."""
+    base_url = context.base_url or str(request.url.origin())
+    return f"{base_url}/v1/jobs/{job_id}/artifacts/{quote(name, safe='')}"
+
+
+def no_such_job(job_id: UUID) -> RefusedError:
+    """Return the answer for a job that does not exist, or is none of the caller's business."""
+    return RefusedError(404, "not_found", f"no job {job_id}")
+
+
+def query_of(request: web.Request, known: frozenset[str]) -> dict[str, list[str]]:
+    """Return the query's values by name; RefusedError (400) naming every name that is not known here."""
+    found: dict[str, list[str]] = {}
+    for name, value in request.query.items():
+        found.setdefault(name, []).append(value)
+    faults = [
+        Fault(field=name, message=f"unknown; known here: {', '.join(sorted(known))}")
+        for name in found
+        if name not in known
+    ]
+    if any("\x00" in value for values in found.values() for value in values):
+        faults.append(Fault(field="", message="text must not contain NUL"))
+    if faults:
+        raise bad_query(faults)
+    return found
+
+
+def bad_query(faults: list[Fault]) -> RefusedError:
+    """Return the answer for a query that can't be understood."""
+    return RefusedError(400, "invalid", "; ".join(f"{f.field}: {f.message}" for f in faults), faults)
+
+
+def number_of(query: Mapping[str, list[str]], name: str, default: int, most: int) -> int:
+    """Return a whole number from 1 to `most` out of a query; RefusedError (400) if it is none."""
+    text = query.get(name, [str(default)])[-1]
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):  # noqa: PLR2004
+        raise bad_query([Fault(field=name, message=f"a whole number from 1 to {most}")])
+    return int(text)

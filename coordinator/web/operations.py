@@ -1,0 +1,111 @@
+"""What operators see and do beside jobs: workers, lanes, refusals, and how the coordinator is."""
+
+import platform
+from functools import cache
+from importlib.metadata import version
+from typing import Any, cast
+
+from aiohttp import web
+
+from coordinator.ledger import views
+from coordinator.web.access import Caller
+from coordinator.web.context import OperatorOrder, WebContext, number_of, query_of
+from coordinator.web.errors import RefusedError, json_response
+from shared.errors import LedgerDownError
+
+MISSED_ROUNDS = 3
+"""Presence rounds without a word after which a worker counts as away."""
+
+_PAGE, _MOST = 50, 500
+_RUNNING = 200
+PROTOCOL = 1
+
+
+async def workers(context: WebContext, request: web.Request, _: Caller) -> web.Response:
+    """List every worker that was ever heard of, with what it holds."""
+    query_of(request, frozenset())
+    return json_response({"workers": await workers_of(context)})
+
+
+async def order(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
+    """Drain, pause or resume a worker."""
+    worker = request.match_info["worker"]
+    wanted = cast(OperatorOrder, request.match_info["order"])  # the route lets no other through
+    if all(row["name"] != worker for row in await workers_of(context)):
+        raise RefusedError(404, "not_found", f"no worker {worker[:100]!r} was ever heard of")
+    await context.order(worker, wanted, caller.name)
+    return json_response({"worker": worker, "order": wanted})
+
+
+async def lanes(context: WebContext, request: web.Request, _: Caller) -> web.Response:
+    """List every lane with what is in it."""
+    query_of(request, frozenset())
+    return json_response({"lanes": await views.lanes(context.pool)})
+
+
+async def pause_lane(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
+    """Pause or resume a lane."""
+    lane, paused = request.match_info["lane"], request.match_info["order"] == "pause"
+    if all(row["name"] != lane for row in await views.lanes(context.pool)):
+        raise RefusedError(404, "not_found", f"no job was ever in a lane {lane[:100]!r}")
+    await context.pause_lane(lane, paused, caller.name)
+    return json_response({"lane": lane, "paused": paused})
+
+
+async def rejected(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
+    """List the last reports and submissions that were refused, each with the reason."""
+    limit = number_of(query_of(request, frozenset({"limit"})), "limit", _PAGE, _MOST)
+    return json_response(
+        {
+            "results": await views.rejected_results(context.pool, limit, caller.source),
+            "submissions": await views.rejected_submissions(context.pool, limit, caller.source),
+        }
+    )
+
+
+async def status(context: WebContext, _: web.Request, __: Caller) -> web.Response:
+    """Tell how everything is; answers, with less, while the ledger is away."""
+    body: dict[str, Any] = {
+        "ready": not context.ready(),
+        "not_ready_because": context.ready(),
+        "health": context.health(),
+        "versions": own_versions(),
+    }
+    try:
+        ledger = await views.versions(context.pool)
+        body["ledger"] = {"up": True, "now": ledger["now"]}
+        body["versions"] = {**own_versions(), "postgres": ledger["postgres"], "schema": ledger["schema"]}
+        body["jobs"] = await views.counts(context.pool)
+        body["lanes"] = await views.lanes(context.pool)
+        body["workers"] = await workers_of(context)
+        body["running"] = await views.running(context.pool, _RUNNING)
+    except LedgerDownError as error:
+        body["ledger"] = {"up": False, "error": str(error)}
+    return json_response(body)
+
+
+async def healthz(_: web.Request) -> web.Response:
+    """Say that the process lives and its event loop turns."""
+    return json_response({"alive": True})
+
+
+async def readyz(context: WebContext, _: web.Request) -> web.Response:
+    """Say whether work can be taken and given; 503 with the reasons if not."""
+    reasons = context.ready()
+    return json_response({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+
+async def workers_of(context: WebContext) -> list[views.Row]:
+    """Return every worker, `present` by the policy's presence round."""
+    return await views.workers(context.pool, MISSED_ROUNDS * context.policy.presence_s)
+
+
+@cache
+def own_versions() -> dict[str, Any]:
+    """Return what this process is made of."""
+    return {
+        "tandem": version("tandem"),
+        "protocol": PROTOCOL,
+        "python": platform.python_version(),
+        "aiohttp": version("aiohttp"),
+    }
