@@ -1,0 +1,73 @@
+"""`tandem-agent` as a user meets it: exit statuses, and what doctor says."""
+
+import asyncio
+import os
+import sys
+
+from tests.support.agent_world import WAIT_S
+
+
+async def _call(*args, **env):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "from agent.cli import main; main()",
+        *args,
+        env={"PATH": os.environ["PATH"], "COLUMNS": "200", **env},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    async with asyncio.timeout(4 * WAIT_S):
+        output, _ = await process.communicate()
+    return process.returncode, output.decode()
+
+
+async def test_doctor_finds_nothing_wrong_with_a_good_agent(servers, far, tmp_path):
+    far.answer_lease = lambda _: {"lease": "lost", "reason": "stale"}
+    seed = tmp_path / "mini.seed"
+    seed.write_text(servers.nats.identities.add_agent("mini"))
+    seed.chmod(0o600)
+    args = ("--worker", "mini", "--nats", servers.nats.url, "--seed-file", str(seed), "--data", str(tmp_path / "d"))
+    status, output = await _call("doctor", *args, "--executor", "sketch")
+    assert status == 0, output
+    assert output.count("ok   ") == 5
+    assert "article (*), image (*)" in output
+
+
+async def test_doctor_names_what_is_wrong_and_what_to_do(servers, far, tmp_path):
+    data = tmp_path / "file"
+    data.write_text("not a folder")
+    status, output = await _call(
+        "doctor",
+        *("--worker", "mini", "--nats", "nats://127.0.0.1:1", "--data", str(data)),
+        TANDEM_AGENT_SEED="SUNONSENSE",
+    )
+    assert status == 1
+    assert output.count("FAULT") == 3
+    for hint in ("no nkey seed", "data folder", "--executor sketch"):
+        assert hint in output
+
+
+async def test_doctor_sees_a_server_that_is_away_and_one_that_refuses(servers, far, tmp_path):
+    seed = servers.nats.identities.add_agent("mini")
+    common = ("--executor", "sketch", "--data", str(tmp_path))
+    status, output = await _call(
+        "doctor", "--worker", "mini", "--nats", "nats://127.0.0.1:1", *common, TANDEM_AGENT_SEED=seed
+    )
+    assert (status, "no connection to nats://127.0.0.1:1" in output) == (1, True)
+    status, output = await _call(
+        "doctor", "--worker", "other", "--nats", servers.nats.url, *common, TANDEM_AGENT_SEED=seed
+    )
+    assert (status, "not the one of worker other" in output) == (1, True)
+
+
+async def test_wrong_settings_end_with_status_2(tmp_path):
+    for args, env in (
+        (("run",), {}),
+        (("run", "--worker", "mini", "--data", str(tmp_path)), {}),  # no executor
+        (("run", "--worker", "mini", "--executor", "sketch"), {"TANDEM_AGENT_TYPO": "1"}),
+        (("run", "--nonsense"), {}),
+    ):
+        status, output = await _call(*args, **env)
+        assert status == 2, output
+        assert "Traceback" not in output

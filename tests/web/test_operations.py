@@ -1,0 +1,175 @@
+"""Workers, lanes, refusals, status and the page."""
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from coordinator.ledger.model import Heartbeat
+from shared.errors import LedgerDownError
+from shared.states import Verdict
+from shared.wire import Presence
+from tests.support.web import Web
+
+
+async def _announce(site: Web, worker: str = "mini", **more: Any) -> None:
+    said = {"instance": "i", "host": f"{worker}.local", "capabilities": [{"kind": "article"}], **more}
+    await site.intake.queries.save_presence(worker, None, Presence.model_validate(said))
+
+
+async def test_workers_are_shown_with_what_they_hold(site: Web) -> None:
+    await _announce(site)
+    await _announce(site, "book")
+    await site.pool.execute("UPDATE worker SET seen_at = tandem_now() - interval '31 s' WHERE name = 'book'")
+    job_id = await site.submit()
+    await site.claim(job_id, "mini")
+    failed = await site.submit()
+    error = {"code": "x", "message": "", "class": "permanent"}
+    await site.report(failed, await site.claim(failed, "mini"), outcome="failed", error=error)
+    book, mini = (await site.call("GET", "/v1/workers"))["workers"]
+    assert (book["name"], book["present"], book["holds"], book["last_hour"]) == ("book", False, [], {})
+    assert book["seen_age_s"] >= 31
+    assert (mini["name"], mini["present"], mini["wanted"]) == ("mini", True, "ready")
+    assert mini["presence"]["host"] == "mini.local"
+    assert [(h["job_id"], h["epoch"]) for h in mini["holds"]] == [(str(job_id), 1)]
+    assert mini["last_hour"] == {"failed": 1}
+
+
+async def test_lanes_are_shown_with_what_is_in_them(site: Web) -> None:
+    for _ in range(3):
+        await site.submit(model="llama3.1:8b")
+    await site.submit(model="llama3.1:8b", run_after="2999-01-01T00:00:00Z")
+    await site.claim(await site.submit())
+    await site.intake.queries.set_lane_paused("article.any", paused=True, actor="boss")
+    any_model, llama = (await site.call("GET", "/v1/lanes"))["lanes"]
+    assert (any_model["name"], any_model["paused"], any_model["processing"]) == ("article.any", True, 1)
+    assert (llama["name"], llama["paused"]) == ("article.llama3-1-8b", False)
+    assert (llama["waiting"], llama["offered"]) == (2, 2)  # a window of two was offered at once
+    assert llama["waits_s"] >= 0
+
+
+@pytest.mark.parametrize("order", ["drain", "pause", "resume"])
+async def test_an_order_reaches_the_worker(guarded: Web, order: str) -> None:
+    await _announce(guarded)
+    answer = await guarded.call("POST", f"/v1/workers/mini/{order}", token="admin")
+    assert answer == {"worker": "mini", "order": order}
+    assert guarded.orders == [("mini", order, "boss")]
+
+
+async def test_an_order_to_nobody_is_not_found(site: Web) -> None:
+    await site.call("POST", "/v1/workers/nobody/drain", expect=404)
+    assert site.orders == []
+
+
+@pytest.mark.parametrize(("order", "paused"), [("pause", True), ("resume", False)])
+async def test_a_lane_is_paused_and_resumed(guarded: Web, order: str, paused: bool) -> None:
+    await guarded.call("POST", "/v1/lanes/article.any/pause", token="admin", expect=404)
+    await guarded.call("POST", "/v1/jobs", token="admin", json={"kind": "article", "spec": {"prompt": "x"}}, expect=201)
+    answer = await guarded.call("POST", f"/v1/lanes/article.any/{order}", token="admin")
+    assert answer == {"lane": "article.any", "paused": paused}
+    assert guarded.orders == [("article.any", paused, "boss")]
+
+
+async def test_refusals_are_shown_with_their_reasons(site: Web) -> None:
+    job_id = await site.submit()
+    await site.report(job_id, await site.claim(job_id))
+    assert await site.report(job_id, 7, "book") is Verdict.REJECTED
+    fault = {"field": "kind", "message": "missing"}
+    await site.intake.queries.record_rejected_submission("blog", "invalid", "kind: missing", [fault], b'{"x": 1}')
+    refused = await site.call("GET", "/v1/rejected")
+    (result,), (submission,) = refused["results"], refused["submissions"]
+    assert (result["job_id"], result["epoch"], result["worker"]) == (str(job_id), 7, "book")
+    assert (result["verdict"], result["current_epoch"], result["outcome"]) == ("rejected", 1, "completed")
+    assert result["reason"] == "epoch 7 was never granted"
+    assert (submission["source"], submission["code"], submission["faults"]) == ("blog", "invalid", [fault])
+    assert (submission["body"], submission["size"]) == ('{"x": 1}', 8)
+
+
+async def test_status_tells_how_everything_is(site: Web) -> None:
+    await _announce(site)
+    job_id = await site.submit()
+    await site.claim(job_id)
+    status = await site.call("GET", "/status")
+    assert status["jobs"] == {
+        **dict.fromkeys(("pending", "completed", "failed", "canceled", "awaiting_review"), 0),
+        "processing": 1,
+    }
+    assert status["ready"] is True
+    assert status["health"]["bus"] == {"connected": True}
+    assert status["ledger"]["up"] is True
+    assert [w["name"] for w in status["workers"]] == ["mini"]
+    assert [lane["name"] for lane in status["lanes"]] == ["article.any"]
+    assert [row["id"] for row in status["running"]] == [str(job_id)]
+    assert set(status["versions"]) == {"tandem", "protocol", "python", "aiohttp", "postgres", "schema"}
+    assert status["versions"]["postgres"].startswith("18")
+
+
+async def test_status_and_page_answer_while_the_ledger_is_away(site: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def down(*_: Any) -> Any:
+        msg = "Postgres is away"
+        raise LedgerDownError(msg)
+
+    monkeypatch.setattr("coordinator.ledger.views.fetch", down)
+    site.not_ready.append("the ledger is away")
+    status = await site.call("GET", "/status")
+    assert (status["ready"], status["not_ready_because"]) == (False, ["the ledger is away"])
+    assert status["ledger"]["up"] is False
+    page = await site.call("GET", "/", expect=503)
+    assert "The ledger does not answer" in page
+    assert (await site.call("GET", "/v1/lanes", expect=503))["error"]["code"] == "ledger_down"
+
+
+async def test_views_answer_again_after_postgres_cut_every_connection(site: Web) -> None:
+    await site.submit()
+    cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    await site.pool.execute(cut)
+    answers = await asyncio.gather(*(site.call("GET", "/v1/jobs", expect=None) for _ in range(12)))
+    assert all("jobs" in a or a["error"]["code"] == "ledger_down" for a in answers)
+    assert len((await site.call("GET", "/v1/jobs"))["jobs"]) == 1
+
+
+EVIL = '<script>alert("x")</script>'
+
+
+async def test_the_page_shows_what_runs_and_nothing_of_it_is_markup(site: Web) -> None:
+    await _announce(site, state="unhealthy")
+    await site.intake.queries.record_rejected_submission(EVIL, "invalid", EVIL, [], b"{}")
+    running = await site.submit(model=EVIL)
+    await site.claim(running, lane="article--script-alert-x-script-")
+    await site.ledger.do(Heartbeat(job_id=running, worker="mini", epoch=1, stage=EVIL, elapsed_s=1, progress=0.5))
+    failed = await site.submit()
+    error = {"code": "x", "message": EVIL, "class": "permanent"}
+    await site.report(failed, await site.claim(failed), outcome="failed", error=error)
+    async with site.client.get("/") as answer:
+        page = await answer.text()
+        assert answer.content_type == "text/html"
+        policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") == 5
+    assert str(running) in page
+    assert "50%" in page
+    assert "unhealthy" in page
+    assert 'http-equiv="refresh"' in page
+
+
+async def test_the_pages_style_is_the_one_its_policy_allows(site: Web) -> None:
+    import base64
+    import hashlib
+    import re
+
+    async with site.client.get("/") as answer:
+        page, policy = await answer.text(), answer.headers["Content-Security-Policy"]
+    styles = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    allowed = base64.b64encode(hashlib.sha256(styles[0].encode()).digest()).decode()
+    assert f"'sha256-{allowed}'" in policy
+    assert len(styles) == 1
+    assert " style=" not in page
+
+
+async def test_links_on_the_page_lead_to_jobs(site: Web) -> None:
+    job_id = await site.submit()
+    assert f'href="/v1/jobs/{job_id}"' in await site.call("GET", "/")
+    assert UUID((await site.call("GET", f"/v1/jobs/{job_id}"))["id"]) == job_id
