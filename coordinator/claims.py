@@ -50,9 +50,6 @@ class Claims:
         if token is None:
             await self._refuse(message, [{"field": "delivery", "message": "not the reply subject of a WORK message"}])
             return
-        if not await self.directory.is_sender(message.sender, worker, learn=True):
-            await self._refuse(message, [{"field": "", "message": "the connection is not this worker's"}])
-            return
         lane = token.consumer.replace("--", ".", 1)
         command = Claim(
             job_id=asked.job_id,
@@ -63,6 +60,9 @@ class Claims:
             paused=self._paused(worker, lane),
         )
         try:
+            if not await self.directory.is_sender(message.sender, worker, learn=True):
+                await self._refuse(message, [{"field": "", "message": "the connection is not this worker's"}])
+                return
             answer = await self.ledger.do(command)
         except LedgerDownError:
             return
@@ -115,10 +115,10 @@ class Claims:
             faults = [f.model_dump() for f in wire.faults_of(error)]
             await self._answer(message, orjson.dumps({"error": {"code": "invalid", "faults": faults}}))
             return
-        if not await self.directory.is_sender(message.sender, worker, learn=True):
-            await self._answer(message, orjson.dumps({"error": {"code": "not_your_worker", "faults": []}}))
-            return
         try:
+            if not await self.directory.is_sender(message.sender, worker, learn=True):
+                await self._answer(message, orjson.dumps({"error": {"code": "not_your_worker", "faults": []}}))
+                return
             answer = await self.ledger.do(Heartbeat(job_id=asked.job_id, worker=worker, epoch=asked.epoch))
         except LedgerDownError:
             return

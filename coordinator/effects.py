@@ -53,6 +53,8 @@ class Effects:
     tasks: asyncio.TaskGroup
     lost: int = 0  # effects that could not be carried out; the reconciler's work
     _batches: asyncio.Queue[Sequence[Effect]] = field(default_factory=asyncio.Queue)
+    _under_way: int = 0  # batches not yet carried out whole
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _ledger: Ledger | None = None
     _dispatcher: Wakes | None = None
     _results: Wakes | None = None
@@ -64,7 +66,24 @@ class Effects:
 
     def take(self, effects: Sequence[Effect]) -> None:
         """Queue the effects of one commit."""
+        self._under_way += 1
+        self._idle.clear()
         self._batches.put_nowait(effects)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything handed over so far was carried out, or lost."""
+        return not self._under_way
+
+    async def wait_idle(self) -> None:
+        """Wait until everything handed over was carried out, or lost."""
+        while self._under_way:
+            await self._idle.wait()
+
+    def _carried_out(self) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            self._idle.set()
 
     async def run(self) -> None:
         """Carry out batch after batch until cancelled."""
@@ -88,6 +107,8 @@ class Effects:
                         assert_never(effect)
             if offers or removals:
                 self.tasks.create_task(self._offer_and_remove(offers, removals), name="offers")
+            else:
+                self._carried_out()
 
     async def _send(self, effect: Settle | Postpone | Tell | TellVerdict) -> None:
         try:
@@ -102,7 +123,13 @@ class Effects:
             self._missed(effect, error)
 
     async def _offer_and_remove(self, offers: list[Offer], removals: list[Remove]) -> None:
-        done = await asyncio.gather(*(self._remove(r.seq) for r in removals), *(self._offer(o) for o in offers))
+        try:
+            await self._offer_all(offers, removals)
+        finally:
+            self._carried_out()
+
+    async def _offer_all(self, offers: list[Offer], removals: list[Remove]) -> None:
+        done = await asyncio.gather(*(self._remove(r.seq) for r in removals), *(self.offer(o) for o in offers))
         offered = [answer for answer in done if answer is not None]
         if offered and self._ledger is not None:
             try:
@@ -116,7 +143,7 @@ class Effects:
         except BusError as error:
             self._missed(Remove(seq), error)
 
-    async def _offer(self, offer: Offer) -> Offered | None:
+    async def offer(self, offer: Offer) -> Offered | None:
         """Offer, as one operation (rules 3 and 4): the older message is gone for sure before the new one comes."""
         subject = subjects.work(offer.lane, offer.job_id)
         body = orjson.dumps({"job_id": str(offer.job_id), "kind": offer.kind, "model": offer.model})

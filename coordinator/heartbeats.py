@@ -43,10 +43,10 @@ class Heartbeats:
         if command is None:
             self.bad += 1
             return
-        if not await self.directory.is_sender(message.sender, command.worker):
-            self.bad += 1
-            return
         try:
+            if not await self.directory.is_sender(message.sender, command.worker):
+                self.bad += 1
+                return
             answer = await self.ledger.do(command)
         except LedgerDownError:
             return  # the next beat counts; leases get grace when the ledger is back

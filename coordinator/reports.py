@@ -53,6 +53,8 @@ class Reports:
                 read.append((message, await self._read(message)))
             except wire.BadMessageError as error:
                 await self._set_aside(message, error)
+            except LedgerDownError:
+                await self._later(message)
         if not read:
             return
         answers = await self.ledger.do_each([command for _, command in read])

@@ -6,6 +6,7 @@ web: HTTP on the same ledger
 """
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -47,6 +48,10 @@ _log = structlog.get_logger()
 
 MAX_FAILURES = 400
 """Rounds in a row that a loop may fail before the program ends; with pauses of up to 5 s about half an hour."""
+
+
+STOP_S = 5.0
+"""How long the effects of the last commits may take at a stop; the reconciler makes up for what is lost."""
 
 
 @dataclass(slots=True)
@@ -148,9 +153,7 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
                 yield coordinator
             finally:
                 await runner.cleanup()
-                for task in started:
-                    task.cancel()
-                await asyncio.gather(*started, return_exceptions=True)
+                await _stop(coordinator, started)
     store.close()
 
 
@@ -220,6 +223,21 @@ async def _start(coordinator: Coordinator, runner: Runner, tasks: asyncio.TaskGr
         started.append(tasks.create_task(run(), name=name))
     _log.info("coordinator serves", http=runner.url)
     return started
+
+
+async def _stop(coordinator: Coordinator, started: list[asyncio.Task[None]]) -> None:
+    """Take no more, let what was committed have its effects, and end."""
+    effects = [task for task in started if task.get_name() == "effects"]
+    others = [task for task in started if task not in effects]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STOP_S):
+            await coordinator.effects.wait_idle()
+    for task in effects:
+        task.cancel()
+    await asyncio.gather(*effects, return_exceptions=True)
 
 
 def _on_bus_state(coordinator: Coordinator) -> Callable[[bool], None]:

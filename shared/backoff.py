@@ -17,4 +17,4 @@ def reconnect_delay_s(failures: int, jitter: float, schedule: Sequence[float] = 
 def retry_delay_s(failures: int, jitter: float, *, base_s: float = 10.0, most_s: float = 600.0) -> float:
     """Return base x 2^(failures-1), at most `most_s`, spread by `jitter` in [-1, 1]; `failures` starts at 1."""
     doublings = min(max(failures - 1, 0), 32)
-    return min(base_s * 2**doublings, most_s) * (1 + JITTER * jitter)
+    return min(base_s * float(2**doublings), most_s) * (1 + JITTER * jitter)

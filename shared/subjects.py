@@ -95,7 +95,7 @@ class Delivery(NamedTuple):
     """A WORK delivery, read from its reply subject (form v1: nats.md §1)."""
 
     consumer: str
-    count: int  # num_delivered: orders the deliveries of one message, but is no fence
+    number: int  # num_delivered: orders the deliveries of one message, but is no fence
     seq: int  # the message's sequence in WORK: its identity
 
 
@@ -105,7 +105,7 @@ def parse_delivery(reply: str) -> Delivery | None:
     if len(parts) != 9 or parts[:3] != ["$JS", "ACK", "WORK"]:  # noqa: PLR2004 - the form's nine tokens
         return None
     try:
-        count, seq = int(parts[4]), int(parts[5])
+        number, seq = int(parts[4]), int(parts[5])
     except ValueError:
         return None
-    return Delivery(parts[3], count, seq) if count > 0 and seq > 0 else None
+    return Delivery(parts[3], number, seq) if number > 0 and seq > 0 else None

@@ -8,6 +8,7 @@ calls it, and writes what it says. Nothing else changes a job.
     any                  Admit              same content / other content           SameJob / Conflict
     pending              Dispatch           due, not offered                       offered (the message follows)
     pending              Withdraw           still the offer that was looked at     not offered
+    any                  Claim              through another lane's delivery        denied `unknown`
     pending              Claim              offered, due, not excluded, not spent  processing, epoch + 1
     processing           Claim              same worker, same delivery, lease on   Grant again, nothing changes
     processing           Claim              lease live                             denied `leased`
@@ -98,7 +99,7 @@ from shared.states import (
     ReportOutcome,
     Verdict,
 )
-from shared.subjects import parse_delivery
+from shared.subjects import consumer_of, parse_delivery
 
 
 def decide(job: Job | None, command: Command, now: datetime, policy: Policy) -> Decision:
@@ -220,6 +221,8 @@ def _unoffer(job: Job) -> tuple[Job, tuple[Effect, ...]]:
 
 
 def _claim(job: Job, c: Claim, now: datetime, policy: Policy) -> Decision:
+    if c.token.consumer != consumer_of(job.lane):
+        return Decision(job, Denial(DenyReason.UNKNOWN))  # no delivery of this job
     match job.state:
         case JobState.PROCESSING:
             return _claim_leased(job, c, now, policy)
@@ -257,7 +260,7 @@ def _claim_leased(job: Job, c: Claim, now: datetime, policy: Policy) -> Decision
 def _later(c: Claim, last: Attempt) -> bool:
     """Say whether this delivery came after the one that the attempt was granted through (rule 6)."""
     granted = parse_delivery(last.delivery)
-    return granted is None or (c.token.seq, c.token.count) > (granted.seq, granted.count)
+    return granted is None or (c.token.seq, c.token.number) > (granted.seq, granted.number)
 
 
 def _claim_pending(job: Job, c: Claim, now: datetime, policy: Policy) -> Decision:

@@ -13,6 +13,8 @@ from pydantic import SecretStr
 
 from coordinator.service import Coordinator, running
 from coordinator.settings import CoordinatorSettings
+from shared import subjects
+from shared.streams import last_message_seq
 from tests.support.ledger import set_clock_offset
 from tests.support.puppet import Puppet, puppet
 from tests.support.servers import TandemServers, eventually
@@ -118,6 +120,20 @@ class World:
         """Move the ledger's clock, then let the reaper look."""
         await self.move_clock(seconds)
         await self.coordinator.reaper.once()
+
+    async def offered_after(self, subject: str, seq: int) -> int:
+        """Return the sequence of the message on a WORK subject once there is one above `seq`, and the ledger knows."""
+        found = 0
+
+        async def look() -> bool:
+            nonlocal found
+            found = await last_message_seq(self.coordinator.bus, subject) or 0
+            job_id = subjects.job_of_work(subject)
+            known = await self.pool.fetchval("SELECT offered_seq FROM job WHERE id = $1", job_id)
+            return found > seq and known == found
+
+        await eventually_async(look)
+        return found
 
     async def reconnected(self, *puppets: Puppet) -> None:
         """Wait until the coordinator and the puppets are connected, and the coordinator has looked at everything."""
