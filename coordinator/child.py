@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import structlog
 
 from shared.errors import ConfigurationError, UnreachableError

@@ -1,8 +1,8 @@
 """Who may speak to NATS: makes and keeps the identities of one data folder, and writes the server's user files.
 
 Secrets are `identities/**/*.seed` (0600 in a 0700 folder); the `.conf` files that nats.conf includes hold public keys
-and rights only. Every name is checked before it becomes part of a subject. Called by `coordinator/embedded.py`, the command
-line, and whoever sets up a VPS; the running server learns of a change by a reload.
+and rights only. Every name is checked before it becomes part of a subject. Called by `coordinator/embedded.py`, the
+command line, and whoever sets up a VPS; the running server learns of a change by a reload.
 """
 
 import os

@@ -81,6 +81,6 @@ class Results:
 
 
 def message_id(row: UnpublishedRow) -> str:
-    """Return `<job>:<epoch>`, or for a later state of an epoch already published (approve, cancel) that and the state."""
+    """Return `<job>:<epoch>`; for a later state of an epoch that was published already, that and the state."""
     first = f"{row.id}:{row.epoch}"
     return first if row.published_epoch != row.epoch else f"{first}:{row.state}"

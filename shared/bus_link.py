@@ -147,6 +147,9 @@ class Link(Client):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if isinstance(self._transport, WebSocketTransport):
+            response = getattr(self._transport._ws, "_response", None)  # noqa: SLF001
+            if response is not None:
+                response.close()
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._transport._client.close()  # noqa: SLF001 - Transport offers no other way than a polite one

@@ -179,7 +179,7 @@ ClaimReply = TypeAdapter[Granted | Denied](Annotated[Granted | Denied, Field(dis
 
 
 class LeaseQuestion(Open):
-    """Is this lease still mine?"""
+    """Ask whether a lease is still the asker's."""
 
     job_id: UUID
     epoch: int

@@ -176,14 +176,15 @@ async def test_postgres_starts_over_a_stale_pid_file_even_if_that_pid_lives(fold
         await server.kill()
         path = folder / "postgres" / "postmaster.pid"
         lines = path.read_text().split("\n") if path.exists() else ["", str(folder / "postgres"), "0", "0", "", "", ""]
-        bystander = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=-1)
+        bystander = await asyncio.create_subprocess_exec("sleep", "600")
         try:
             path.write_text("\n".join([str(bystander.pid), *lines[1:]]))
             await server.start()
             assert await one(server, "SELECT 1") == 1
             assert bystander.returncode is None
         finally:
-            await bystander.communicate()
+            bystander.kill()
+            await bystander.wait()
 
 
 async def test_cut_short_making_of_the_database_begins_anew(folder: Path):
@@ -242,11 +243,12 @@ async def test_orphans_of_a_killed_parent_are_stopped_at_the_next_start(folder: 
 
 
 async def test_process_that_only_has_the_recorded_pid_is_left_alone(folder: Path):
-    bystander = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=-1)
+    bystander = await asyncio.create_subprocess_exec("sleep", "600")
     try:
         (folder / "nats.pid").write_text(json.dumps({"pid": bystander.pid, "birth": 1.0}))
         async with EmbeddedNats(folder, port=0) as nats:
             await speaks(nats)
         assert bystander.returncode is None
     finally:
-        await bystander.communicate()
+        bystander.kill()
+        await bystander.wait()
