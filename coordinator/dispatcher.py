@@ -44,6 +44,7 @@ class Dispatcher:
     ledger: Ledger
     queries: Queries
     directory: Directory
+    connected: Callable[[], bool]  # whether an offer could be sent now
     window_min: int
     unclaimed_s: float
     clock: Callable[[], float] = time.monotonic
@@ -84,7 +85,7 @@ class Dispatcher:
         if lane not in self._work:
             self._room.setdefault(lane, self.window_min)  # a lane that never was
         room = self._room.get(lane, 0)
-        if room <= 0 or lane in self._paused:
+        if room <= 0 or lane in self._paused or not self.connected():
             return False
         self._room[lane] = room - 1
         return True
@@ -102,6 +103,8 @@ class Dispatcher:
 
     async def once(self) -> None:
         """Top up every lane's window; now and then look for offers that lie unclaimed."""
+        if not self.connected():
+            return
         self._paused = await self.queries.paused_lanes()
         work = {lane.lane: lane for lane in await self.queries.lanes_with_work()}
         self._room.clear()

@@ -25,10 +25,10 @@ from coordinator.ledger.model import (
     Tell,
     TellVerdict,
     Wake,
+    Withdraw,
 )
 from shared import subjects
 from shared.bus import ApiError, Bus, BusError
-from shared.errors import LedgerDownError
 from shared.streams import last_message_seq, nak_seq, remove_message
 
 _log = structlog.get_logger()
@@ -130,21 +130,24 @@ class Effects:
 
     async def _offer_all(self, offers: list[Offer], removals: list[Remove]) -> None:
         done = await asyncio.gather(*(self._remove(r.seq) for r in removals), *(self.offer(o) for o in offers))
-        offered = [answer for answer in done if answer is not None]
-        if offered and self._ledger is not None:
-            try:
-                await self._ledger.do_many(offered)
-            except LedgerDownError as error:
-                self._missed(offered[0], error)
+        noted = [command for command in done if command is not None]
+        if noted and self._ledger is not None:
+            for answer in await self._ledger.do_each(noted):
+                if isinstance(answer, Exception):
+                    self._missed(answer, answer)
 
-    async def _remove(self, seq: int) -> None:
+    async def _remove(self, seq: int) -> Offered | Withdraw | None:
         try:
             await remove_message(self.bus, "WORK", seq)
         except BusError as error:
             self._missed(Remove(seq), error)
+        return None
 
-    async def offer(self, offer: Offer) -> Offered | None:
-        """Offer, as one operation (rules 3 and 4): the older message is gone for sure before the new one comes."""
+    async def offer(self, offer: Offer) -> Offered | Withdraw:
+        """Offer, as one operation (rules 3 and 4): the older message is gone for sure before the new one comes.
+
+        Returns what the ledger must know: where the offer lies, or that it was not sent, or perhaps not.
+        """
         subject = subjects.work(offer.lane, offer.job_id)
         body = orjson.dumps({"job_id": str(offer.job_id), "kind": offer.kind, "model": offer.model})
         try:
@@ -154,7 +157,7 @@ class Effects:
             seq = await self._publish(offer, subject, body)
         except BusError as error:
             self._missed(offer, error)
-            return None
+            return Withdraw(job_id=offer.job_id, offered_at=offer.offered_at, reason="unsent")
         return Offered(job_id=offer.job_id, seq=seq)
 
     async def _publish(self, offer: Offer, subject: str, body: bytes) -> int:

@@ -9,6 +9,7 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.model import Done, Expire, Grace
 from coordinator.ledger.queries import Queries
 from shared.bus import Bus
+from shared.errors import LedgerDownError
 
 _log = structlog.get_logger()
 
@@ -29,6 +30,13 @@ class Reaper:
         """Expire what is over. A lease that can't be handled does not stand before those behind it."""
         if not self.bus.connected:
             return
+        try:
+            await self._expire()
+        except LedgerDownError:
+            self._seen = 0  # no beat was written meanwhile: grace first, once it is back
+            raise
+
+    async def _expire(self) -> None:
         if self.bus.connections != self._seen:
             connection = self.bus.connections
             await self.grace()
@@ -37,6 +45,8 @@ class Reaper:
         while ids := await self.queries.expired(_BATCH, after):
             commands = [Expire(job_id=i, jitter=random.uniform(-1, 1)) for i in ids]  # noqa: S311 - spreads retries
             for job_id, answer in zip(ids, await self.ledger.do_each(commands), strict=True):
+                if isinstance(answer, LedgerDownError):
+                    raise answer
                 if isinstance(answer, Exception):
                     _log.error("lease not expired", job_id=str(job_id), error=repr(answer))
                 elif isinstance(answer, Done):

@@ -21,6 +21,7 @@ from coordinator.artifacts import FolderStore
 from coordinator.claims import Claims
 from coordinator.dispatcher import Dispatcher
 from coordinator.effects import Effects
+from coordinator.feed import Feed
 from coordinator.heartbeats import Heartbeats
 from coordinator.intake import Intake
 from coordinator.lanes import LaneConsumers
@@ -65,6 +66,7 @@ class Coordinator:
     directory: Directory
     dispatcher: Dispatcher
     effects: Effects
+    feed: Feed
     reaper: Reaper
     reconciler: Reconciler
     results: Results
@@ -130,8 +132,9 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         asyncio.TaskGroup() as tasks,
     ):
         effects = Effects(bus, LaneConsumers(bus, settings.lease_ttl_s), tasks)
-        async with Ledger(pool, settings.policy(), on_effects=effects.take) as ledger:
-            coordinator = _compose(settings, bus, ledger, Queries(pool), effects, tokens)
+        feed = Feed(bus)
+        async with Ledger(pool, settings.policy(), on_effects=effects.take, on_changes=feed.changed) as ledger:
+            coordinator = _compose(settings, bus, ledger, Queries(pool), effects, feed, tokens)
             context = WebContext(
                 ledger=ledger,
                 pool=pool,
@@ -158,11 +161,19 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
 
 
 def _compose(
-    settings: CoordinatorSettings, bus: Bus, ledger: Ledger, queries: Queries, effects: Effects, tokens: UploadTokens
+    settings: CoordinatorSettings,
+    bus: Bus,
+    ledger: Ledger,
+    queries: Queries,
+    effects: Effects,
+    feed: Feed,
+    tokens: UploadTokens,
 ) -> Coordinator:
     policy, lanes = settings.policy(), effects.lanes
     directory = Directory(queries, policy.presence_s)
-    dispatcher = Dispatcher(ledger, queries, directory, settings.window_min, settings.unclaimed_s)
+    dispatcher = Dispatcher(
+        ledger, queries, directory, lambda: bus.connected, settings.window_min, settings.unclaimed_s
+    )
     results = Results(bus, queries, "")
     reaper = Reaper(bus, ledger, queries)
 
@@ -192,6 +203,7 @@ def _compose(
         directory=directory,
         dispatcher=dispatcher,
         effects=effects,
+        feed=feed,
         reaper=reaper,
         reconciler=reconciler,
         results=results,
@@ -217,6 +229,7 @@ async def _start(coordinator: Coordinator, runner: Runner, tasks: asyncio.TaskGr
     started = [tasks.create_task(loop.run(), name=loop.name) for loop in coordinator.loops]
     for name, run in (
         ("effects", coordinator.effects.run),
+        ("feed", coordinator.feed.run),
         ("intake", coordinator.intake.run),
         ("reports", coordinator.reports.run),
     ):

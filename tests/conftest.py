@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import hypothesis  # noqa: F401 - its pytest plugin would import it while the summary is written, and fail
 import pytest_asyncio
 
 from tests.support.ledger import desk, ledger_dsn, ledger_pool, ledger_template

@@ -328,6 +328,7 @@ class Offer:
     model: str | None
     lane: str
     remove_seq: int  # 0 = there was none
+    offered_at: datetime  # names this offer, if it must be taken back
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ def _admit(job: Job | None, c: Admit, now: datetime) -> Decision:
     )
     if not c.offer or run_after > now:
         return Decision(new, Admitted(), (Wake(c.lane),))
-    return Decision(replace(new, offered_at=now), Admitted(), (_offer(new),))
+    return Decision(replace(new, offered_at=now), Admitted(), (_offer(new, now),))
 
 
 def _dispatch(job: Job, now: datetime) -> Decision:
@@ -188,11 +188,11 @@ def _dispatch(job: Job, now: datetime) -> Decision:
         return Decision(job, Nothing("not waiting for an offer"))
     if job.run_after > now:
         return Decision(job, Nothing("not due"))
-    return Decision(replace(job, offered_at=now), Done(), (_offer(job),))
+    return Decision(replace(job, offered_at=now), Done(), (_offer(job, now),))
 
 
-def _offer(job: Job) -> Offer:
-    return Offer(job.id, job.kind, job.model, job.lane, remove_seq=job.offered_seq)
+def _offer(job: Job, now: datetime) -> Offer:
+    return Offer(job.id, job.kind, job.model, job.lane, remove_seq=job.offered_seq, offered_at=now)
 
 
 def _offered(job: Job, c: Offered) -> Decision:

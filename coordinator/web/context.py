@@ -1,8 +1,11 @@
 """What the HTTP side works with, and the small things that all its endpoints share."""
 
+import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
 from urllib.parse import quote
 from uuid import UUID
 
@@ -10,6 +13,7 @@ from aiohttp import web
 
 from coordinator.artifacts import ArtifactStore
 from coordinator.intake import SubmitOutcome
+from coordinator.ledger import views
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.views import Pool
 from coordinator.upload_tokens import UploadTokens
@@ -18,7 +22,34 @@ from coordinator.web.errors import RefusedError
 from shared.lease import Policy
 from shared.wire import Fault
 
+_SPARING = 10
+_T = TypeVar("_T")
+
 OperatorOrder = Literal["drain", "pause", "resume"]
+
+
+class Sparing:
+    """Asks a question that reads a whole table anew only once ten times as long as it took has passed.
+
+    So pages that reload themselves, however many are open, keep Postgres busy for a tenth of the time at most; while
+    the answer is quick, it is always fresh. Those who ask at the same time get one answer.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._asking: dict[str, asyncio.Lock] = {}
+        self._known: dict[str, tuple[float, Any]] = {}
+
+    async def ask(self, name: str, question: Callable[[], Awaitable[_T]]) -> _T:
+        """Return the answer to the question of this name, or one that is recent enough; its errors are not kept."""
+        async with self._asking.setdefault(name, asyncio.Lock()):
+            good_until, answer = self._known.get(name, (-math.inf, None))
+            asked_at = self._clock()
+            if asked_at >= good_until:
+                answer = await question()
+                answered_at = self._clock()
+                self._known[name] = (answered_at + _SPARING * (answered_at - asked_at), answer)
+            return cast(_T, answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +69,20 @@ class WebContext:
     ready: Callable[[], list[str]]  # why it is not ready; empty = ready
     max_artifact_bytes: int = 512 * 1024 * 1024
     base_url: str | None = None  # how readers reach this server; None = as the request at hand did
+    sparing: Sparing = field(default_factory=Sparing)  # between the page and the counts of all jobs
 
 
 Endpoint = Callable[[WebContext, web.Request, Caller], Awaitable[web.StreamResponse]]
+
+
+async def counts_of(context: WebContext) -> dict[str, int]:
+    """Return how many jobs are in each state."""
+    return await context.sparing.ask("counts", lambda: views.counts(context.pool))
+
+
+async def lanes_of(context: WebContext) -> list[views.Row]:
+    """Return every lane with what is in it."""
+    return await context.sparing.ask("lanes", lambda: views.lanes(context.pool))
 
 
 def job_id_of(request: web.Request) -> UUID:

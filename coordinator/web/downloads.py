@@ -32,6 +32,7 @@ async def download(context: WebContext, request: web.Request, caller: Caller) ->
         raise RefusedError(404, "not_found", f"job {job_id} has no such file")
     size, tag = file["size"], f'"{file["sha256"]}"'
     headers = {
+        "Server": "tandem",
         "ETag": tag,
         "Accept-Ranges": "bytes",
         "Cache-Control": "private, no-cache",  # a retry may bring another file under the same name

@@ -76,6 +76,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         response = error_response(error.status, _code_of(error.status), error.reason, headers=kept)
     except (web.RequestPayloadError, HttpProcessingError):
         response = error_response(400, "bad_request", "the request's body is broken")
+    response.headers.setdefault("Server", "tandem")
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
     response.headers.setdefault("Cache-Control", "no-store")
     response.headers.setdefault("Referrer-Policy", "no-referrer")

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from coordinator.ledger import views
 from coordinator.web.access import Caller
-from coordinator.web.context import OperatorOrder, WebContext, number_of, query_of
+from coordinator.web.context import OperatorOrder, WebContext, counts_of, lanes_of, number_of, query_of
 from coordinator.web.errors import RefusedError, json_response
 from shared.errors import LedgerDownError
 
@@ -40,7 +40,7 @@ async def order(context: WebContext, request: web.Request, caller: Caller) -> we
 async def lanes(context: WebContext, request: web.Request, _: Caller) -> web.Response:
     """List every lane with what is in it."""
     query_of(request, frozenset())
-    return json_response({"lanes": await views.lanes(context.pool)})
+    return json_response({"lanes": await lanes_of(context)})
 
 
 async def pause_lane(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
@@ -75,8 +75,8 @@ async def status(context: WebContext, _: web.Request, __: Caller) -> web.Respons
         ledger = await views.versions(context.pool)
         body["ledger"] = {"up": True, "now": ledger["now"]}
         body["versions"] = {**own_versions(), "postgres": ledger["postgres"], "schema": ledger["schema"]}
-        body["jobs"] = await views.counts(context.pool)
-        body["lanes"] = await views.lanes(context.pool)
+        body["jobs"] = await counts_of(context)
+        body["lanes"] = await lanes_of(context)
         body["workers"] = await workers_of(context)
         body["running"] = await views.running(context.pool, _RUNNING)
     except LedgerDownError as error:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from coordinator.ledger import views
 from coordinator.web.access import Caller
-from coordinator.web.context import WebContext
+from coordinator.web.context import WebContext, counts_of, lanes_of
 from coordinator.web.operations import own_versions, workers_of
 from shared.errors import LedgerDownError
 
@@ -54,7 +54,7 @@ async def overview(context: WebContext, _: web.Request, __: Caller) -> web.Respo
 
 
 async def _parts(context: WebContext) -> list[str]:
-    counts = await views.counts(context.pool)
+    counts = await counts_of(context)
     running = await views.running(context.pool, _RUNNING)
     recent = await views.jobs(context.pool, views.JobFilter(), _JOBS)
     return [
@@ -82,7 +82,7 @@ async def _parts(context: WebContext) -> list[str]:
                     r["processing"],
                     _s(r["waits_s"]),
                 )
-                for r in await views.lanes(context.pool)
+                for r in await lanes_of(context)
             ),
         ),
         _table(

@@ -53,8 +53,6 @@ async def test_jobs_submitted_over_http_while_nats_is_away_run_afterwards(world:
 
     await world.servers.nats.start()
     await world.reconnected(mini)
-    await world.move_clock(10)
-    await world.coordinator.reconciler.once()
     held = await mini.take()
 
     assert held.job_id == job["id"]

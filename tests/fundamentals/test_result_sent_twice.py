@@ -39,7 +39,12 @@ async def test_publisher_gets_one_message_with_the_result(world: World) -> None:
 
     body = orjson.loads(message.data)
     assert message.subject == f"tandem.result.local.article.{job['id']}"
-    assert (body["state"], body["key"], body["labels"], body["worker"]) == ("completed", "post-1", {"post": "1"}, "mini")
+    assert (body["state"], body["key"], body["labels"], body["worker"]) == (
+        "completed",
+        "post-1",
+        {"post": "1"},
+        "mini",
+    )
     assert body["result"] == {"text": "# Done"}
     async with world.http.get(body["artifacts"][0]["url"]) as answer:
         assert await answer.read() == b"# Done"

@@ -5,13 +5,14 @@ Rules 1, 2, 6 and 10 are transitions (tests/ledger/test_transitions_table.py), 7
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
 import orjson
 import pytest_asyncio
 
-from coordinator.ledger.model import Offer
+from coordinator.ledger.model import Offer, Offered
 from shared import subjects
 from shared.bus import Message
 from shared.streams import last_message_seq, remove_message
@@ -37,7 +38,7 @@ def seq_of(offer: Message) -> int:
 
 
 def offer_of(job: dict[str, str], remove_seq: int = 0) -> Offer:
-    return Offer(UUID(job["id"]), "article", None, LANE, remove_seq)
+    return Offer(UUID(job["id"]), "article", None, LANE, remove_seq, datetime.now(UTC))
 
 
 async def test_rule_03_an_offer_that_is_refused_makes_the_message_that_is_there_available(world: World) -> None:
@@ -50,8 +51,7 @@ async def test_rule_03_an_offer_that_is_refused_makes_the_message_that_is_there_
 
     offered = await world.coordinator.effects.offer(offer_of(job))
 
-    assert offered is not None
-    assert offered.seq == ack.seq
+    assert offered == Offered(job_id=UUID(job["id"]), seq=ack.seq)
     assert seq_of(await mini.pull()) == ack.seq
 
 
@@ -62,7 +62,7 @@ async def test_rule_04_the_old_message_is_gone_for_sure_before_the_new_one_comes
 
     offered = await world.coordinator.effects.offer(offer_of(job, remove_seq=old))
 
-    assert offered is not None
+    assert isinstance(offered, Offered)
     assert offered.seq > old
     assert seq_of(await mini.pull()) == offered.seq
 

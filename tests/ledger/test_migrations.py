@@ -28,9 +28,7 @@ FROM information_schema.columns WHERE table_schema = 'public'
 
 
 def engine(dsn: str):
-    return create_async_engine(
-        "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(dsn), poolclass=NullPool
-    )
+    return create_async_engine("postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(dsn), poolclass=NullPool)
 
 
 async def catalog(dsn: str) -> dict[tuple[str, str], str]:

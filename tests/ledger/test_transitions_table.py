@@ -118,12 +118,8 @@ SITUATIONS: dict[str, Job | None] = {
     "backoff": _after(AttemptOutcome.FAILED, attempt=1, run_after=NOW + timedelta(seconds=10)),
     "given": _after(AttemptOutcome.RELEASED),
     "held": _HELD,
-    "overdue": replace(
-        _HELD, lease_expires_at=ago(1), last=replace(_ATTEMPT, heartbeat_at=ago(91))
-    ),
-    "hung": replace(
-        _HELD, lease_expires_at=NOW, last=replace(_ATTEMPT, claimed_at=ago(1800), deadline_at=NOW)
-    ),
+    "overdue": replace(_HELD, lease_expires_at=ago(1), last=replace(_ATTEMPT, heartbeat_at=ago(91))),
+    "hung": replace(_HELD, lease_expires_at=NOW, last=replace(_ATTEMPT, claimed_at=ago(1800), deadline_at=NOW)),
     "completed": _after(AttemptOutcome.COMPLETED, JobState.COMPLETED),
     "failed": _after(AttemptOutcome.FAILED, JobState.FAILED, error={"code": "broken"}),
     "canceled": _after(AttemptOutcome.CANCELED, JobState.CANCELED),
@@ -144,6 +140,7 @@ COMMANDS: dict[str, Command] = {
     "claim fresh": claim(ID, "book", 9),
     "claim again": claim(ID, "mini", 5),
     "claim old": claim(ID, "book", 3),
+    "claim other lane": claim(ID, "book", 9, lane="image.any"),
     "claim lane paused": claim(ID, "book", 9, paused="lane"),
     "claim worker paused": claim(ID, "book", 9, paused="worker"),
     "claim banned": claim(ID, "banned", 9),
@@ -198,6 +195,7 @@ withdraw old        | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:H | no
 claim fresh         | unknown:- | settled:P | grant:H | settled:P | grant:H | settled:P | settled:P | leased:H | grant:H | grant:H | settled:C | settled:F | settled:X | settled:R
 claim again         | unknown:- | settled:P | grant:H | settled:P | settled:O | settled:P | settled:P | grant:H | settled:H | settled:H | settled:C | settled:F | settled:X | settled:R
 claim old           | unknown:- | settled:P | settled:O | settled:P | settled:O | settled:P | settled:P | leased:H | settled:H | settled:H | settled:C | settled:F | settled:X | settled:R
+claim other lane    | unknown:- | unknown:P | unknown:O | unknown:P | unknown:O | unknown:P | unknown:P | unknown:H | unknown:H | unknown:H | unknown:C | unknown:F | unknown:X | unknown:R
 claim lane paused   | unknown:- | settled:P | paused:P | settled:P | paused:P | settled:P | settled:P | leased:H | paused:P | paused:P | settled:C | settled:F | settled:X | settled:R
 claim worker paused | unknown:- | settled:P | paused:O | settled:P | paused:O | settled:P | settled:P | leased:H | paused:P | paused:P | settled:C | settled:F | settled:X | settled:R
 claim banned        | unknown:- | settled:P | elsewhere:O | settled:P | elsewhere:O | settled:P | settled:P | leased:H | elsewhere:P | elsewhere:P | settled:C | settled:F | settled:X | settled:R
@@ -264,7 +262,14 @@ def _word(answer: Answer) -> str:
         case Held(_, resumed):
             return "resumed" if resumed else "held"
         case _:
-            names = {Admitted: "new", SameJob: "same", Conflict: "conflict", Grant: "grant", Done: "done", Nothing: "no"}
+            names = {
+                Admitted: "new",
+                SameJob: "same",
+                Conflict: "conflict",
+                Grant: "grant",
+                Done: "done",
+                Nothing: "no",
+            }
             return names[type(answer)]
 
 
@@ -414,7 +419,9 @@ DUE_AGAIN: list[tuple[str, Command]] = [
 ]
 
 
-@pytest.mark.parametrize(("situation", "command"), DUE_AGAIN, ids=lambda v: v if isinstance(v, str) else type(v).__name__)
+@pytest.mark.parametrize(
+    ("situation", "command"), DUE_AGAIN, ids=lambda v: v if isinstance(v, str) else type(v).__name__
+)
 def test_rule_03_whatever_makes_a_job_due_again_has_it_offered_anew(situation: str, command: Command) -> None:
     """Not by a nak through the old delivery: the dispatcher is woken, and its offer takes the old message away."""
     story = Story(situation)
@@ -422,17 +429,17 @@ def test_rule_03_whatever_makes_a_job_due_again_has_it_offered_anew(situation: s
     assert Wake("article.any") in story.effects
     assert not any(isinstance(e, Postpone) for e in story.effects)
     assert story.do(Dispatch(job_id=ID)) == Done()
-    assert story.effects == (Offer(ID, "article", None, "article.any", remove_seq=5),)
+    assert story.effects == (Offer(ID, "article", None, "article.any", remove_seq=5, offered_at=story.now),)
 
 
 def test_rule_04_an_offer_names_the_message_that_must_be_gone_before_it() -> None:
     story = Story()
     story.do(admit(ID, offer=True))
-    assert story.effects == (Offer(ID, "article", None, "article.any", remove_seq=0),)
+    assert story.effects == (Offer(ID, "article", None, "article.any", remove_seq=0, offered_at=story.now),)
     story.do(Offered(job_id=ID, seq=4))
     story.do(Withdraw(job_id=ID, offered_at=NOW, reason="unclaimed"))
     story.do(Dispatch(job_id=ID))
-    assert story.effects == (Offer(ID, "article", None, "article.any", remove_seq=4),)
+    assert story.effects == (Offer(ID, "article", None, "article.any", remove_seq=4, offered_at=story.now),)
     assert story.do(claim(ID, "mini", 4)) == Denial(DenyReason.SETTLED), "the old message grants nothing any more"
     assert isinstance(story.do(claim(ID, "mini", 5)), Grant)
 

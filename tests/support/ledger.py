@@ -130,7 +130,8 @@ class Desk:
     async def held(self, worker: str = "mini", seq: int = 1, **fields: Any) -> uuid.UUID:
         """Admit a job that a worker has claimed, as epoch 1."""
         job_id = await self.offered(seq, **fields)
-        assert isinstance(await self.do(claim(job_id, worker, seq)), Grant)
+        lane = fields.get("lane", "article.any")
+        assert isinstance(await self.do(claim(job_id, worker, seq, lane=lane)), Grant)
         return job_id
 
     async def row(self, job_id: uuid.UUID) -> asyncpg.Record:
@@ -171,9 +172,11 @@ def delivery(seq: int, count: int = 1, lane: str = "article.any") -> str:
     return f"$JS.ACK.WORK.{consumer_of(lane)}.{count}.{seq}.{seq}.1700000000000000000.0"
 
 
-def claim(job_id: uuid.UUID, worker: str = "mini", seq: int = 1, count: int = 1, **fields: Any) -> Claim:
+def claim(
+    job_id: uuid.UUID, worker: str = "mini", seq: int = 1, count: int = 1, lane: str = "article.any", **fields: Any
+) -> Claim:
     """A claim through a delivery, by the one process of the worker."""
-    reply = delivery(seq, count)
+    reply = delivery(seq, count, lane)
     token = parse_delivery(reply)
     assert token is not None
     given = {"instance": f"{worker}-1", "delivery": reply, "token": token}

@@ -83,9 +83,7 @@ class Web:
         delivery = f"$JS.ACK.WORK.{lane}.1.{seq}.1.1.0"
         token = parse_delivery(delivery)
         assert token is not None
-        answer = await self.ledger.do(
-            Claim(job_id=job_id, worker=worker, instance="i", delivery=delivery, token=token)
-        )
+        answer = await self.ledger.do(Claim(job_id=job_id, worker=worker, instance="i", delivery=delivery, token=token))
         assert isinstance(answer, Grant), answer
         return answer.epoch
 
@@ -95,9 +93,7 @@ class Web:
         report = Report.model_validate({"job_id": job_id, "epoch": epoch, **said})
         digest = hashlib.sha256(report.model_dump_json().encode()).digest()
         answer = await self.ledger.do(
-            FileReport(
-                job_id=job_id, worker=worker, report=report, sha256=digest, capable=frozenset({"mini", "book"})
-            )
+            FileReport(job_id=job_id, worker=worker, report=report, sha256=digest, capable=frozenset({"mini", "book"}))
         )
         assert isinstance(answer, Judged), answer
         return answer.verdict

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from pydantic import SecretStr
 
+from coordinator import workers
 from coordinator.web import operations
 from coordinator.web.access import Access, AccessToken, Caller, Refusal, Role, check_listen
 from coordinator.web.app import make_app, serve
@@ -180,6 +181,7 @@ async def test_errors_are_json(site: Web, method: str, path: str, status: int, c
         assert answer.status == status
         assert answer.content_type == "application/json"
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Server"] == "tandem"
         assert (status == 405) == ("Allow" in answer.headers)
         error = (await answer.json())["error"]
     assert error["code"] == code
@@ -241,6 +243,4 @@ async def test_ready_and_alive_are_two_questions(site: Web) -> None:
 
 
 def test_away_means_three_rounds_everywhere() -> None:
-    from coordinator import workers
-
     assert operations.MISSED_ROUNDS == workers.MISSED_ROUNDS

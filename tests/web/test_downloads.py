@@ -6,6 +6,7 @@ import os
 from typing import Any
 from uuid import UUID
 
+import aiohttp
 import pytest
 
 from coordinator.ledger.model import Expire
@@ -20,7 +21,9 @@ async def _done(site: Web, name: str = "image.png", content: bytes = CONTENT, me
     job_id = await site.submit()
     epoch = await site.claim(job_id)
     headers = site.upload_headers(job_id, epoch, content) | {"Content-Type": media_type}
-    await site.call("PUT", f"/v1/uploads/{job_id}/{epoch}/{name}", headers=headers, data=io.BytesIO(content), expect=None)
+    await site.call(
+        "PUT", f"/v1/uploads/{job_id}/{epoch}/{name}", headers=headers, data=io.BytesIO(content), expect=None
+    )
     await site.report(job_id, epoch, artifacts=[artifact(name, content, media_type)])
     return job_id
 
@@ -76,7 +79,15 @@ async def test_a_range_outside_is_said_to_be(site: Web, asked: str) -> None:
         assert answer.headers["Content-Range"] == f"bytes */{SIZE}"
 
 
-@pytest.mark.parametrize("headers", [{"Range": "bytes=9-3"}, {"Range": "lines=1-2"}, {"Range": "bytes=0-1,5-6"}, {"Range": "bytes=0-1", "If-Range": '"old"'}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Range": "bytes=9-3"},
+        {"Range": "lines=1-2"},
+        {"Range": "bytes=0-1,5-6"},
+        {"Range": "bytes=0-1", "If-Range": '"old"'},
+    ],
+)
 async def test_a_range_that_can_not_be_used_brings_the_whole(site: Web, headers: dict[str, str]) -> None:
     job_id = await _done(site)
     async with site.client.get(f"/v1/jobs/{job_id}/artifacts/image.png", headers=headers) as answer:
@@ -129,8 +140,6 @@ async def test_a_lost_file_is_an_error_and_no_empty_answer(site: Web) -> None:
 async def test_a_file_that_can_not_be_read_to_the_end_cuts_the_connection(
     site: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import aiohttp
-
     job_id = await _done(site)
     whole = type(site.store).read
 

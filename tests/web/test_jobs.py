@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import os
-import time
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
+from coordinator.ledger.database import sql
 from coordinator.ledger.model import Expire, Heartbeat
 from shared.states import Verdict
 from tests.support.web import Web, artifact
@@ -140,9 +139,9 @@ async def test_a_page_reads_no_more_than_it_shows(site: Web, query: str) -> None
     """Hold by the plan, not by the clock: deep in the list, a page touches a page's worth of rows."""
     await _insert_jobs(site, 20_000, instants=4_000)
     await site.pool.execute("ANALYZE job")
-    at, job_id = await site.pool.fetchrow("SELECT created_at, id FROM job ORDER BY created_at DESC, id OFFSET 15000 LIMIT 1")
-    from coordinator.ledger.database import sql
-
+    at, job_id = await site.pool.fetchrow(
+        "SELECT created_at, id FROM job ORDER BY created_at DESC, id OFFSET 15000 LIMIT 1"
+    )
     state = query.removesuffix("&").partition("=")[2]
     name, more = ("view_jobs_by_state", [state]) if state else ("view_jobs", [])
     async with site.pool.acquire() as connection, connection.transaction():

@@ -1,14 +1,19 @@
 """Workers, lanes, refusals, status and the page."""
 
 import asyncio
+import base64
+import hashlib
+import re
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from coordinator.ledger.model import Heartbeat
+from coordinator.web.context import Sparing
 from shared.errors import LedgerDownError
 from shared.states import Verdict
+from shared.subjects import consumer_of, lane_of
 from shared.wire import Presence
 from tests.support.web import Web
 
@@ -63,7 +68,7 @@ async def test_an_order_to_nobody_is_not_found(site: Web) -> None:
 
 
 @pytest.mark.parametrize(("order", "paused"), [("pause", True), ("resume", False)])
-async def test_a_lane_is_paused_and_resumed(guarded: Web, order: str, paused: bool) -> None:
+async def test_a_lane_is_paused_and_resumed(guarded: Web, order: str, *, paused: bool) -> None:
     await guarded.call("POST", "/v1/lanes/article.any/pause", token="admin", expect=404)
     await guarded.call("POST", "/v1/jobs", token="admin", json={"kind": "article", "spec": {"prompt": "x"}}, expect=201)
     answer = await guarded.call("POST", f"/v1/lanes/article.any/{order}", token="admin")
@@ -122,8 +127,10 @@ async def test_status_and_page_answer_while_the_ledger_is_away(site: Web, monkey
 
 async def test_views_answer_again_after_postgres_cut_every_connection(site: Web) -> None:
     await site.submit()
-    cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    await site.pool.execute(cut)
+    await site.pool.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
     answers = await asyncio.gather(*(site.call("GET", "/v1/jobs", expect=None) for _ in range(12)))
     assert all("jobs" in a or a["error"]["code"] == "ledger_down" for a in answers)
     assert len((await site.call("GET", "/v1/jobs"))["jobs"]) == 1
@@ -136,7 +143,7 @@ async def test_the_page_shows_what_runs_and_nothing_of_it_is_markup(site: Web) -
     await _announce(site, state="unhealthy")
     await site.intake.queries.record_rejected_submission(EVIL, "invalid", EVIL, [], b"{}")
     running = await site.submit(model=EVIL)
-    await site.claim(running, lane="article--script-alert-x-script-")
+    await site.claim(running, lane=consumer_of(lane_of("article", EVIL)))
     await site.ledger.do(Heartbeat(job_id=running, worker="mini", epoch=1, stage=EVIL, elapsed_s=1, progress=0.5))
     failed = await site.submit()
     error = {"code": "x", "message": EVIL, "class": "permanent"}
@@ -156,10 +163,6 @@ async def test_the_page_shows_what_runs_and_nothing_of_it_is_markup(site: Web) -
 
 
 async def test_the_pages_style_is_the_one_its_policy_allows(site: Web) -> None:
-    import base64
-    import hashlib
-    import re
-
     async with site.client.get("/") as answer:
         page, policy = await answer.text(), answer.headers["Content-Security-Policy"]
     styles = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
@@ -173,3 +176,34 @@ async def test_links_on_the_page_lead_to_jobs(site: Web) -> None:
     job_id = await site.submit()
     assert f'href="/v1/jobs/{job_id}"' in await site.call("GET", "/")
     assert UUID((await site.call("GET", f"/v1/jobs/{job_id}"))["id"]) == job_id
+
+
+async def test_a_slow_question_is_asked_for_a_tenth_of_the_time_at_most() -> None:
+    now, asked = 0.0, 0
+
+    async def question() -> int:
+        nonlocal now, asked
+        now, asked = now + 2.0, asked + 1
+        return asked
+
+    sparing = Sparing(lambda: now)
+    together = await asyncio.gather(*(sparing.ask("jobs", question) for _ in range(5)))
+    assert (together, asked) == ([1] * 5, 1)
+    now = 2.0 + 19.9
+    assert await sparing.ask("jobs", question) == 1
+    assert await sparing.ask("other", question) == 2
+    now = 2.0 + 20.0
+    assert await sparing.ask("jobs", question) == 3
+
+
+async def test_a_question_that_failed_is_asked_again() -> None:
+    async def down() -> int:
+        raise LedgerDownError
+
+    async def up() -> int:
+        return 7
+
+    sparing = Sparing(lambda: 0.0)
+    with pytest.raises(LedgerDownError):
+        await sparing.ask("jobs", down)
+    assert await sparing.ask("jobs", up) == 7

@@ -72,7 +72,10 @@ async def test_a_key_used_again_for_other_content_is_a_conflict(site: Web) -> No
         ({**ARTICLE, "key": "a\0b"}, {"key"}),
         ({**ARTICLE, "labels": {"a": "b\0"}}, {"labels.a"}),
         ({"kind": 7, "spec": "no", "max_attempts": "many"}, {"kind", "spec", "max_attempts"}),
-        ({**ARTICLE, "max_attempts": 0, "timeout_s": -1, "callback_url": "ftp:x"}, {"max_attempts", "timeout_s", "callback_url"}),
+        (
+            {**ARTICLE, "max_attempts": 0, "timeout_s": -1, "callback_url": "ftp:x"},
+            {"max_attempts", "timeout_s", "callback_url"},
+        ),
         ([ARTICLE], {""}),
         ("text", {""}),
         (None, {""}),

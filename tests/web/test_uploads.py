@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from yarl import URL
 
 from coordinator.artifact_files import Incoming
 from coordinator.artifacts import CHUNK_BYTES
@@ -107,8 +108,6 @@ async def test_a_name_that_plays_tricks_is_refused(site: Web, name: str) -> None
 
 @pytest.mark.parametrize("name", ["x" * 120, "Bild%20%C3%A4%20%231.png", "a%3Fb", "100%25.txt"])
 async def test_an_odd_but_honest_name_is_taken(site: Web, name: str) -> None:
-    from yarl import URL
-
     job_id, epoch = await _held(site)
     url = URL(f"{site.runner.url}/v1/uploads/{job_id}/{epoch}/{name}", encoded=True)
     async with site.client.put(url, data=PNG, headers=site.upload_headers(job_id, epoch, PNG)) as answer:

@@ -1,0 +1,52 @@
+"""Postgres goes away under a running coordinator: HTTP says so honestly, leases survive, everything goes on after."""
+
+from pathlib import Path
+
+import orjson
+
+from tests.support.servers import own_servers
+from tests.support.world import eventually_async
+from tests.support.world import world as open_world
+
+
+async def test_submissions_are_queued_and_leases_kept_while_postgres_is_away(tmp_path: Path) -> None:
+    async with own_servers(postgres=True) as servers:
+        assert servers.postgres is not None
+        async with open_world(servers, servers.postgres.dsn, tmp_path) as world:
+            mini = await world.puppet("mini")
+            running = await world.submit()
+            held = await mini.take()
+            await servers.postgres.kill()
+
+            body = {"kind": "article", "spec": {"prompt": "while away"}, "key": "away"}
+            async with world.http.post("/v1/jobs", json=body) as answer:
+                assert answer.status == 202, await answer.text()
+                queued = await answer.json()
+            async with world.http.get("/readyz") as answer:
+                assert answer.status == 503
+            await held.report()
+
+            await servers.postgres.start()
+            await held.verdict("accepted")
+            await eventually_async(lambda: _is_ready(world))
+            again = await mini.take()
+
+            assert (await world.job(running["id"]))["state"] == "completed"
+            assert again.job_id == queued["id"]
+
+
+async def _is_ready(world) -> bool:
+    async with world.http.get("/readyz") as answer:
+        return answer.status == 200
+
+
+async def test_nothing_is_taken_when_neither_postgres_nor_nats_is_there(tmp_path: Path) -> None:
+    async with own_servers(postgres=True) as servers:
+        assert servers.postgres is not None
+        async with open_world(servers, servers.postgres.dsn, tmp_path) as world:
+            await servers.postgres.kill()
+            await servers.nats.kill()
+
+            async with world.http.post("/v1/jobs", data=orjson.dumps({"kind": "article", "spec": {"prompt": "x"}})) as a:
+                assert a.status == 503
+                assert (await a.json())["error"]["message"]

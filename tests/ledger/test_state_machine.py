@@ -1,0 +1,435 @@
+"""Random lives of jobs on the real ledger, held against DESIGN §7 after each step.
+
+Commands come twice, late, from the wrong worker, for old and future epochs, several in one commit, and the clock jumps.
+A failure prints its seed; run it again with TANDEM_SEED=<seed>.
+"""
+
+import asyncio
+import os
+import random
+import uuid
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import hypothesis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from coordinator.ledger.database import open_pool
+from coordinator.ledger.model import (
+    Admitted,
+    Answer,
+    Approve,
+    Cancel,
+    Claim,
+    Command,
+    Conflict,
+    Dispatch,
+    Done,
+    Expire,
+    FileReport,
+    Grace,
+    Grant,
+    Heartbeat,
+    Held,
+    Judged,
+    Offer,
+    Offered,
+    Reject,
+    Retry,
+    RollCall,
+    SameJob,
+    Withdraw,
+)
+from shared.states import SETTLED, JobState, Verdict
+from tests.support.ledger import (
+    Desk,
+    admit,
+    artifact,
+    beat,
+    claim,
+    completed,
+    failed,
+    open_desk,
+    released,
+    set_clock_offset,
+    store,
+)
+
+EXAMPLES = 50
+STEPS = 40
+
+WORKERS = ("mini", "book", "studio")
+JOBS = 3
+
+KINDS = ("transient", "transient", "released", "elsewhere", "completed", "files", "permanent")
+
+job_no = st.integers(0, JOBS - 1)
+workers = st.sampled_from(WORKERS)
+epochs_back = st.sampled_from((0, 0, 0, 0, 1, 2, -1))  # from the current one; -1 = one that never was
+
+_LEDGER: list[tuple[asyncio.Runner, Desk]] = []
+_clock = [0.0]  # only ever forward, for all examples on this database
+
+
+@dataclass
+class Life:
+    """What the model knows of a job."""
+
+    id: uuid.UUID
+    seqs: list[int] = field(default_factory=list)  # every message that it ever had
+    unpublished: int = 0  # offers whose message is not in WORK yet
+    epoch: int = 0
+    restarted_at: int = 0  # the epoch at the last retry
+    grants: dict[int, tuple[str, str]] = field(default_factory=dict)
+    accepted: FileReport | None = None  # since the last retry
+    files: frozenset[str] = frozenset()
+    banned: set[str] = field(default_factory=set)
+    refused: int = 0
+    beats: int = 0
+    actions: int = 0
+
+
+class Ledgers(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner, self.desk = _LEDGER[0]
+        self.lives: list[Life] = []
+        self.next_seq = 1
+        self.said: list[Command] = []
+
+    def run(self, coroutine: Any) -> Any:
+        return self.runner.run(coroutine)
+
+    # ------------------------------------------------------------------------------------------------------- the model
+
+    def do(self, *commands: Command) -> list[Answer]:
+        """Carry commands out in one commit, and take what they answer into the model."""
+        self.desk.effects.clear()
+        answers = self.run(self.desk.ledger.do_many(commands))
+        for command, answer in zip(commands, answers, strict=True):
+            life = next(life for life in self.lives if life.id == command.job_id)
+            self.said.append(command)
+            self.took(life, command, answer)
+        for effect in self.desk.took(Offer):
+            next(life for life in self.lives if life.id == effect.job_id).unpublished += 1
+        return answers
+
+    def took(self, life: Life, command: Command, answer: Answer) -> None:
+        match command, answer:
+            case Claim(), Grant(epoch=epoch):
+                self.granted(life, command, epoch)
+            case Heartbeat(), Held():
+                assert life.grants[command.epoch][0] == command.worker
+                assert command.epoch == life.epoch
+                life.beats += command.stage is not None
+            case FileReport(), Judged(verdict, reason):
+                self.judged(life, command, verdict, reason)
+            case ((Retry() | Reject(again=True)), Done()):
+                life.restarted_at, life.accepted, life.files = life.epoch, None, frozenset()
+                life.banned.clear()
+                life.actions += 1
+            case ((Cancel() | Approve() | Reject()), Done()):
+                life.actions += 1
+
+    def granted(self, life: Life, command: Claim, epoch: int) -> None:
+        holder = (command.worker, command.delivery)
+        if epoch in life.grants:
+            assert life.grants[epoch] == holder, "an epoch was granted to two"
+            assert epoch == life.epoch, "an old epoch was granted again"
+            return
+        assert epoch == life.epoch + 1, "epochs grow by one"
+        assert command.worker not in life.banned, "granted to a worker that can't"
+        assert holder not in life.grants.values(), "one delivery was granted twice"
+        assert life.accepted is None, "granted after its result was accepted"
+        life.grants[epoch], life.epoch = holder, epoch
+
+    def judged(self, life: Life, command: FileReport, verdict: Verdict, reason: str | None) -> None:
+        if verdict is not Verdict.ACCEPTED:
+            life.refused += reason is not None
+            assert reason is not None or verdict is Verdict.DUPLICATE
+            return
+        report = command.report
+        assert report.epoch == life.epoch, "accepted from an epoch that is not the newest"
+        assert report.epoch > life.restarted_at, "accepted from before a retry"
+        assert life.grants[report.epoch][0] == command.worker, "accepted from another worker"
+        assert life.accepted is None, "accepted after a result"
+        if report.error is not None and report.error.error_class == "elsewhere":
+            life.banned.add(command.worker)
+        if report.outcome == "completed" and {a.name for a in report.artifacts} <= life.files:
+            life.accepted = command
+
+    # -------------------------------------------------------------------------------------------------------- the steps
+
+    @initialize(review=st.lists(st.booleans(), min_size=JOBS, max_size=JOBS), offer=st.booleans())
+    def begin(self, review: list[bool], offer: bool) -> None:  # noqa: FBT001
+        commands = [
+            admit(uuid.uuid4(), review=r, offer=offer, timeout_s=600.0) for r in review
+        ]  # hypothesis seeds random
+        self.lives = [Life(c.job_id) for c in commands]
+        assert self.do(*commands) == [Admitted()] * JOBS
+
+    @rule(n=job_no, same=st.booleans())
+    def submit_again(self, n: int, same: bool) -> None:  # noqa: FBT001
+        command = admit(self.lives[n].id, content_sha256=b"content" if same else b"other")
+        assert self.do(command) == [SameJob() if same else Conflict()]
+
+    @rule(n=job_no)
+    def dispatch(self, n: int) -> None:
+        self.do(Dispatch(job_id=self.lives[n].id))
+
+    @rule(n=job_no)
+    def publish(self, n: int) -> None:
+        """The message of an offer lands in WORK; the offer may long have been taken back."""
+        life = self.lives[n]
+        if life.unpublished:
+            life.unpublished -= 1
+            life.seqs.append(self.next_seq)
+            self.next_seq += 1
+            self.do(Offered(job_id=life.id, seq=life.seqs[-1]))
+
+    @rule(
+        turns=st.lists(
+            st.tuples(job_no, workers, st.sampled_from((*KINDS, None)), st.booleans()), min_size=1, max_size=5
+        )
+    )
+    def work(self, turns: list[tuple[int, str, str | None, bool]]) -> None:
+        """The usual way, so that lives get somewhere; a report may come after the lease was over."""
+        for turn in turns:
+            self.turn(*turn)
+
+    def turn(self, n: int, worker: str, end: str | None, lapse: bool) -> None:  # noqa: FBT001
+        life = self.lives[n]
+        self.dispatch(n)
+        self.publish(n)
+        if life.seqs:
+            self.do(claim(life.id, worker, life.seqs[-1], 10 + life.epoch))
+        if life.epoch and end is not None:
+            if lapse:
+                self.time_passes(91)
+                self.reap(n)
+            self.do(report_of(life.id, life.epoch, life.grants[life.epoch][0], end, "a"))
+
+    @rule(
+        n=job_no,
+        worker=workers,
+        back=st.integers(0, 2),
+        count=st.integers(1, 3),
+        second=st.booleans(),
+        paused=st.sampled_from((None, None, None, "lane", "worker")),
+    )
+    def claim(self, n: int, worker: str, back: int, count: int, second: bool, paused: Any) -> None:  # noqa: FBT001
+        life = self.lives[n]
+        seq = life.seqs[-1 - back] if back < len(life.seqs) else self.next_seq
+        if seq == self.next_seq:  # claimed before the coordinator heard where it lies
+            if not life.unpublished:
+                return
+            life.unpublished -= 1
+            life.seqs.append(seq)
+            self.next_seq += 1
+        instance = f"{worker}-{1 + second}"
+        self.do(claim(life.id, worker, seq, count, instance=instance, paused=paused))
+
+    @rule(n=job_no, worker=workers, back=epochs_back, ask=st.booleans(), holder=st.booleans())
+    def beat(self, n: int, worker: str, back: int, ask: bool, holder: bool) -> None:  # noqa: FBT001
+        life = self.lives[n]
+        worker = life.grants[life.epoch][0] if holder and life.epoch else worker
+        self.do(beat(life.id, life.epoch - back, worker, stage=None if ask else "generating_text"))
+
+    @rule(
+        n=job_no,
+        worker=workers,
+        back=epochs_back,
+        holder=st.sampled_from((True, True, True, False)),
+        kind=st.sampled_from(KINDS),
+        text=st.sampled_from("ab"),
+    )
+    def report(self, n: int, worker: str, back: int, holder: bool, kind: str, text: str) -> None:  # noqa: FBT001
+        life = self.lives[n]
+        epoch = life.epoch - back
+        worker = life.grants[epoch][0] if holder and epoch in life.grants else worker
+        self.do(report_of(life.id, epoch, worker, kind, text))
+
+    @rule(n=job_no, worker=workers, back=epochs_back)
+    def upload(self, n: int, worker: str, back: int) -> None:
+        life = self.lives[n]
+        epoch = life.epoch - back
+        file = artifact()
+        (taken,) = self.run(store(self.desk.queries, life.id, file, epoch=epoch, worker=worker))
+        if taken:
+            assert epoch == life.epoch
+            assert life.grants[epoch][0] == worker
+            assert life.accepted is None
+            life.files = frozenset({file["name"]})
+
+    @rule(n=job_no)
+    def reap(self, n: int) -> None:
+        ids = self.run(self.desk.queries.expired(1000))
+        mine = [life.id for life in self.lives if life.id in ids]
+        self.do(*(Expire(job_id=i) for i in mine), Expire(job_id=self.lives[n].id))
+
+    @rule(n=job_no, worker=workers, second=st.booleans(), listed=st.booleans())
+    def roll_call(self, n: int, worker: str, second: bool, listed: bool) -> None:  # noqa: FBT001
+        life = self.lives[n]
+        epoch = life.epoch if listed else None
+        self.do(RollCall(job_id=life.id, worker=worker, instance=f"{worker}-{1 + second}", epoch=epoch))
+
+    @rule(n=job_no)
+    def grace(self, n: int) -> None:
+        self.do(Grace(job_id=self.lives[n].id))
+
+    @rule(n=job_no, unclaimed=st.booleans())
+    def withdraw(self, n: int, unclaimed: bool) -> None:  # noqa: FBT001
+        at = self.row(n)["offered_at"] if unclaimed else datetime(2020, 1, 1, tzinfo=UTC)
+        if at is not None:
+            self.do(Withdraw(job_id=self.lives[n].id, offered_at=at, reason="unclaimed"))
+
+    @rule(n=job_no, what=st.sampled_from((Cancel, Retry, Retry, Retry, Approve, Reject)), again=st.booleans())
+    def operate(self, n: int, what: Any, again: bool) -> None:  # noqa: FBT001
+        self.do(what(job_id=self.lives[n].id, actor="ann", **({"again": again} if what is Reject else {})))
+
+    @rule(seconds=st.sampled_from((1, 15, 60, 91, 700)))
+    def time_passes(self, seconds: float) -> None:
+        _clock[0] += seconds
+        self.run(set_clock_offset(self.desk.pool, _clock[0]))
+
+    @precondition(lambda self: self.said)
+    @rule(back=st.integers(0, 10), n=st.integers(1, 4))
+    def again(self, back: int, n: int) -> None:
+        """Messages that come a second time, late, together in one commit. Offers are never published twice."""
+        end = len(self.said) - back
+        repeated = [c for c in self.said[max(end - n, 0) : end] if not isinstance(c, Offered)]
+        self.do(*repeated)
+
+    # ---------------------------------------------------------------------------------------------------- the promises
+
+    def row(self, n: int) -> asyncpg.Record:
+        return self.run(self.desk.row(self.lives[n].id))
+
+    @invariant()
+    def promises_hold(self) -> None:
+        if self.lives:
+            self.run(self._check())
+
+    async def _check(self) -> None:
+        ids = [life.id for life in self.lives]
+        found = {row["id"]: row for row in await self.desk.pool.fetch("SELECT * FROM job WHERE id = ANY ($1)", ids)}
+        attempts: dict[uuid.UUID, list[asyncpg.Record]] = defaultdict(list)
+        for row in await self.desk.pool.fetch("SELECT * FROM attempt WHERE job_id = ANY ($1) ORDER BY epoch", ids):
+            attempts[row["job_id"]].append(row)
+        counts = await self.desk.pool.fetch(
+            "SELECT (SELECT count(*) FROM rejected_result WHERE job_id = wanted) AS refused,"
+            " (SELECT count(*) FROM heartbeat WHERE job_id = wanted) AS beats,"
+            " (SELECT count(*) FROM operator_action WHERE job_id = wanted) AS actions,"
+            " ARRAY(SELECT epoch FROM artifact WHERE job_id = wanted AND linked) AS linked FROM unnest($1::uuid[]) AS wanted",
+            ids,
+        )
+        assert set(found) == set(ids), "a job was lost"
+        for life, count in zip(self.lives, counts, strict=True):
+            _check_row(life, found[life.id], attempts[life.id])
+            assert (count["refused"], count["beats"], count["actions"]) == (life.refused, life.beats, life.actions)
+            named = life.accepted.report.artifacts if life.accepted else []
+            assert count["linked"] == [life.epoch] * len(named), "files of another epoch"
+        unpublished = {row.id: row for row in await self.desk.queries.unpublished(100_000)}
+        for life in self.lives:
+            assert (life.id in unpublished) == (JobState(found[life.id]["state"]) in SETTLED)
+
+    def teardown(self) -> None:
+        """No job is stuck: whatever happened, a worker that does its work brings each to an end."""
+        if not self.lives:
+            return
+        for n, life in enumerate(self.lives):
+            for _ in range(20):
+                if JobState(self.row(n)["state"]) in SETTLED:
+                    break
+                self.time_passes(700)
+                self.do(Expire(job_id=life.id))
+                self.dispatch(n)
+                self.publish(n)
+                self.do(claim(life.id, "fresh", life.seqs[-1] if life.seqs else 1, 99))
+                self.do(completed(life.id, life.epoch, "fresh"))
+            assert JobState(self.row(n)["state"]) in SETTLED, "a job is stuck"
+        self.run(self._check())
+
+
+def report_of(job_id: uuid.UUID, epoch: int, worker: str, kind: str, text: str) -> FileReport:
+    match kind:
+        case "completed":
+            return completed(job_id, epoch, worker, text)
+        case "files":
+            return completed(job_id, epoch, worker, text, artifacts=[artifact()])
+        case "released":
+            return released(job_id, epoch, worker)
+        case _:
+            return failed(job_id, epoch, worker, kind, frozenset(WORKERS))
+
+
+def _check_row(life: Life, job: asyncpg.Record, attempts: list[asyncpg.Record]) -> None:
+    assert job["epoch"] == life.epoch, "an epoch that nobody was granted, or that was taken back"
+    assert {a["epoch"]: (a["worker"], a["delivery"]) for a in attempts} == life.grants
+    still_open = [a["epoch"] for a in attempts if a["outcome"] is None]
+    assert still_open == ([life.epoch] if job["state"] == "processing" else [])
+    if job["state"] == "processing":
+        assert job["worker"] == life.grants[life.epoch][0]
+        assert job["lease_expires_at"] <= attempts[-1]["deadline_at"]
+    counted = [a for a in attempts if a["epoch"] > life.restarted_at]
+    failures = [a for a in counted if a["outcome"] == "failed" and a["error"]["class"] != "elsewhere"]
+    assert job["attempt"] == len(failures), "charged for what was not a failure, or not charged"
+    assert job["lease_losses"] == sum(a["outcome"] == "lease_expired" for a in counted)
+    assert set(job["excluded"]) == life.banned
+    results = [a for a in counted if a["outcome"] == "completed"]
+    if life.accepted is None:
+        assert results == []
+        assert (job["result"], job["result_epoch"]) == (None, None)
+        assert job["state"] not in ("completed", "awaiting_review")
+    else:
+        assert [a["epoch"] for a in results] == [life.accepted.report.epoch]
+        assert (job["result"], job["result_epoch"]) == (life.accepted.report.result, life.accepted.report.epoch)
+        assert job["state"] in ("completed", "awaiting_review", "canceled")
+
+
+def test_promises_hold_whatever_comes_in_whatever_order(ledger_dsn: str) -> None:
+    seed = int(os.environ.get("TANDEM_SEED", random.randrange(2**32)))
+    print(f"TANDEM_SEED={seed}")  # noqa: T201 - pytest shows it with a failure
+
+    async def opened() -> tuple[asyncpg.Pool, Any, Desk]:
+        pool = await open_pool(ledger_dsn)
+        opening = open_desk(pool)
+        return pool, opening, await opening.__aenter__()
+
+    _clock[0] = 0.0
+    with asyncio.Runner() as runner:
+        pool, opening, desk = runner.run(opened())
+        _LEDGER[:] = [(runner, desk)]
+        try:
+            machine = hypothesis.seed(seed)(Ledgers)
+            run_state_machine_as_test(
+                machine,
+                settings=settings(
+                    max_examples=int(os.environ.get("TANDEM_EXAMPLES", EXAMPLES)),
+                    stateful_step_count=STEPS,
+                    deadline=None,
+                    database=None,
+                    phases=(Phase.generate, Phase.shrink),
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
+            ends = runner.run(pool.fetch("SELECT outcome, count(*), max(epoch) AS epoch FROM attempt GROUP BY 1"))
+            print({row["outcome"]: row["count"] for row in ends}, desk.ledger.status()["commands"])  # noqa: T201
+            assert {row["outcome"] for row in ends} >= {"completed", "failed", "released", "lease_expired"}, "too tame"
+            assert max(row["epoch"] for row in ends) >= 3
+        finally:
+            _LEDGER.clear()
+            runner.run(opening.__aexit__(None, None, None))
+            runner.run(pool.close())
