@@ -16,7 +16,7 @@ from shared.bus import Bus, BusDown, BusError, Denied, NoResponders
 from shared.errors import ConfigurationError
 from shared.wire import Capability, LeaseQuestion, LeaseReply
 
-_CONNECT_S = 6.0
+_CONNECT_S = 4.0
 _ANSWER_S = 5.0
 _LEAST_FREE_BYTES = 1024**3
 _SETTLE_S = 2.0

@@ -43,13 +43,16 @@ class Gate:
             return "drain"
         return "paused" if state is WorkerState.PAUSED else None
 
-    def why_not(self) -> str | None:
-        """Return why no work may be taken now, in one word; None: take it."""
+    def why_not(self, *, once_answered: bool = False) -> str | None:
+        """Return why no work may be taken now, in one word; None: take it.
+
+        `once_answered`: as it will be when the coordinator has answered, which is what it wants to hear.
+        """
         if not self.connected:
             return "not_connected"
         if (told := self.told()) is not None:
             return told
-        if not self.answered:
+        if not self.answered and not once_answered:
             return "no_coordinator"
         if not self.able():
             return "backend_down"

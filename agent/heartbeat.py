@@ -1,8 +1,9 @@
 """Heartbeats and deadlines of everything that is held, in one loop (driven by `service`).
 
 A heartbeat is exactly `+WPI` on the delivery's reply subject, with headers (PROTOCOL, Take work 4): every
-`heartbeat_s`, and soon after a stage began, but not more than one a second for a job. It is one-way: a transport that
-fails is tried again in a second, and says nothing about the lease. One is in flight at a time.
+`heartbeat_s`, and half a second after the start and each new stage, but not more than one a second for a job. It is
+one-way: a transport that fails is tried again in a second, and says nothing about the lease. One is in flight at a
+time.
 """
 
 import asyncio
@@ -17,6 +18,9 @@ from shared.bus import BusError
 BODY = b"+WPI"
 DETAIL_MOST = 200
 _LEAST_GAP_S = 1.0
+_SETTLE_S = 0.5
+"""A start or stage is told when it has lasted so long: a job of a few milliseconds costs no heartbeat."""
+
 _SEND_LIMIT_S = 5.0
 _log = structlog.get_logger()
 
@@ -53,16 +57,20 @@ class Heartbeats:
     def _due(self, attempt: Attempt) -> bool:
         if not attempt.delivery or attempt.lost.done() or self._leases.find(*attempt.key) is not attempt:
             return False
-        gap_s = min(_LEAST_GAP_S, attempt.heartbeat_s) if attempt.changed else attempt.heartbeat_s
-        return self._now() - attempt.sent_at >= gap_s
+        now = self._now()
+        if now - attempt.sent_at < min(_LEAST_GAP_S, attempt.heartbeat_s):
+            return False
+        if attempt.changed_at is not None and now - attempt.changed_at >= min(_SETTLE_S, attempt.heartbeat_s):
+            return True
+        return now - max(attempt.sent_at, attempt.started_at) >= attempt.heartbeat_s
 
     async def _send(self, attempt: Attempt) -> bool:
-        attempt.sent_at, attempt.changed = self._now(), False
+        attempt.sent_at, attempt.changed_at = self._now(), None
         try:
             async with asyncio.timeout(_SEND_LIMIT_S):
                 await self._publish(attempt.delivery, BODY, headers=headers_of(attempt, self._worker))
         except (BusError, TimeoutError) as error:
-            attempt.changed = True  # again in a second: the lease may be short of time
+            attempt.changed_at = float("-inf")  # again in a second: the lease may be short of time
             if not self._failing:
                 _log.info("heartbeats do not get out", error=str(error)[:200])
             self._failing = True

@@ -57,13 +57,14 @@ class Attempt:
     now: Callable[[], float]
     stopped: asyncio.Future[Stop]  # resolved by the first word that stops the generator
     lost: asyncio.Future[str]  # resolved with the reason when the lease is gone
+    doubtful: bool = False  # a lot may have happened since the ledger was last heard
     delivering: bool = False  # the generator is done, its result is on its way
     stage_name: str = ""
     fraction: float | None = None
     note: str = ""
     stages: list[StageMark] = field(default_factory=list)
     sent_at: float = float("-inf")  # last heartbeat
-    changed: bool = True  # since the last heartbeat
+    changed_at: float | None = None  # a stage that no heartbeat has told yet began then
 
     @property
     def key(self) -> tuple[UUID, int]:
@@ -76,9 +77,12 @@ class Attempt:
 
     def stage(self, name: str) -> None:
         """Begin a stage; the same one again is no news."""
+        name = "".join(char for char in name[:64] if char.isprintable())
         if name == self.stage_name:
             return
-        self.stage_name, self.fraction, self.changed = name[:64], None, True
+        self.stage_name, self.fraction = name, None
+        if self.changed_at is None:
+            self.changed_at = self.now()
         if len(self.stages) < MOST_STAGES:
             self.stages.append(StageMark(stage=self.stage_name, at_s=round(self.elapsed_s(), 3)))
 
@@ -116,6 +120,8 @@ class Leases:
         self._timeout_s = timeout_s
         self._held: dict[tuple[UUID, int], Attempt] = {}
         self._emptied = asyncio.Event()
+        self.delivering = 0
+        """How many wait for their delivery."""
 
     def __iter__(self) -> Iterator[Attempt]:
         """Iterate over what is held now; it may change meanwhile."""
@@ -138,6 +144,7 @@ class Leases:
                 heartbeat_s=granted.heartbeat_s,
                 upload=granted.upload,
                 started_at=self._now(),
+                changed_at=self._now(),
                 deadline_at=asked_at + granted.deadline_s,
                 now=self._now,
                 stopped=loop.create_future(),
@@ -150,7 +157,7 @@ class Leases:
     ) -> Attempt:
         """Hold an attempt of an earlier process whose result lies in the spool."""
         loop = asyncio.get_running_loop()
-        return self._hold(
+        attempt = self._hold(
             Attempt(
                 job_id=job_id,
                 epoch=epoch,
@@ -160,18 +167,21 @@ class Leases:
                 heartbeat_s=heartbeat_s,
                 upload=upload,
                 started_at=self._now(),
+                changed_at=self._now(),
                 deadline_at=float("inf"),
                 now=self._now,
                 stopped=loop.create_future(),
                 lost=loop.create_future(),
-                delivering=True,
                 stage_name="finalizing",
             )
         )
+        self.deliver(attempt)
+        return attempt
 
     def close(self, attempt: Attempt) -> None:
         """Hold it no more: no heartbeat names it from now on."""
-        self._held.pop(attempt.key, None)
+        if self._held.pop(attempt.key, None) is not None and attempt.delivering:
+            self.delivering -= 1
         if not self._held:
             self._emptied.set()
 
@@ -189,9 +199,10 @@ class Leases:
         """Return what presence says of them."""
         return [Busy(job_id=a.job_id, epoch=a.epoch, stage=a.stage_name) for a in self._held.values()]
 
-    def delivering(self) -> int:
-        """Return how many wait for their delivery."""
-        return sum(attempt.delivering for attempt in self._held.values())
+    def deliver(self, attempt: Attempt) -> None:
+        """Note that its generator is done: from here on only the ledger's word ends it."""
+        attempt.delivering = True
+        self.delivering += 1
 
     async def ask(self, attempt: Attempt) -> LeaseReply | None:
         """Ask whether it is still ours; `lost` stops it. None: no answer, which says nothing."""
@@ -202,12 +213,18 @@ class Leases:
         except (BusError, ValidationError) as error:
             _log.debug("no answer about a lease", job_id=str(attempt.job_id), error=str(error)[:200])
             return None
+        attempt.doubtful = False
         if reply.lease == "lost":
             attempt.stop(StopKind.LOST, reply.reason or LostReason.STALE)
         return reply
 
-    async def ask_all(self) -> None:
-        """Ask about everything: after a sleep, a stop of the process, or a new connection."""
+    def doubt(self) -> None:
+        """Be sure of nothing any more: after a sleep, a stop of the process, or a new connection."""
+        for attempt in self:
+            attempt.doubtful = True
+
+    async def ask_doubtful(self) -> None:
+        """Ask about everything that is in doubt; what gets no answer stays so."""
         limit = asyncio.Semaphore(_ASK_AT_ONCE)
 
         async def one(attempt: Attempt) -> None:
@@ -215,7 +232,7 @@ class Leases:
                 if self.find(*attempt.key) is attempt:
                     await self.ask(attempt)
 
-        await asyncio.gather(*(one(attempt) for attempt in self))
+        await asyncio.gather(*(one(attempt) for attempt in self if attempt.doubtful))
 
     def _hold(self, attempt: Attempt) -> Attempt:
         self._held[attempt.key] = attempt

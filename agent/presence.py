@@ -75,7 +75,7 @@ class PresenceRounds:
             state=self._gate.state,
             capabilities=capabilities,
             busy=self._leases.busy(),
-            facts=host.facts(self._data) | {"not_pulling": self._gate.why_not()},
+            facts=host.facts(self._data) | {"not_pulling": self._gate.why_not(once_answered=True)},
         )
         try:
             message = await self._bus.request(

@@ -9,31 +9,27 @@ this agent says about its attempt. Called by the puller, once for each delivery.
 
 import asyncio
 import errno
-import stat
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
-import orjson
 import structlog
 
 from agent.claims import Claims
-from agent.executors.base import BackendDown, ExecutorError, Product, ProductFile, RunnableJob
+from agent.executors.base import BackendDown, ExecutorError, RunnableJob
 from agent.executors.registry import Registry
 from agent.gate import Gate
 from agent.leases import Attempt, Leases, StopKind, first_of
+from agent.made import Made, checked_files, crashed, failed, parcel_of, released
 from agent.reporter import Answer, Reporter
 from agent.slots import Slot
-from agent.spool import Entry, Parcel, Spool, StoredFile
+from agent.spool import Entry, Spool
 from agent.workspace import Workspaces
 from shared.states import DenyReason, ErrorClass, LostReason, ReportOutcome, Verdict
-from shared.wire import Granted, Report, ReportedError
+from shared.wire import Granted
 
-MOST_FILES = 100
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DISK_HOLD_S = 60.0
 _STUBBORN_S = 10.0
@@ -61,15 +57,6 @@ class RunEnd:
     epoch: int = 0  # 0: never granted
     verdict: Verdict | None = None  # what the ledger said to the report
     reason: str = ""  # why denied or lost
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What the generator's time came to: a product, or an error with what should follow from it."""
-
-    outcome: ReportOutcome
-    product: Product = field(default_factory=Product)
-    error: ReportedError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +122,7 @@ class Runner:
         """Run the executor until it is done or stopped, and until it is really idle; None: the lease is lost."""
         told = self.gate.told()
         if told is not None:  # the pull was open when the order came
-            return _released(told, "this agent takes no work now")
+            return released(told, "this agent takes no work now")
         work = asyncio.create_task(self._execute(attempt, job), name=f"execute:{job.id}.{job.epoch}")
         try:
             await first_of(work, attempt.stopped)
@@ -144,47 +131,53 @@ class Runner:
         if attempt.lost.done():
             return None
         if not attempt.stopped.done():
-            return _crashed("the executor cancelled itself") if work.cancelled() else work.result()
+            return crashed("the executor cancelled itself") if work.cancelled() else work.result()
+        if not work.cancelled() and work.result().outcome is ReportOutcome.COMPLETED:
+            return work.result()  # it was done all the same
         stop = attempt.stopped.result()
         if stop.kind is StopKind.DEADLINE:
-            return _failed("timeout", f"stopped after {attempt.elapsed_s():.0f} s: {stop.reason}", ErrorClass.TRANSIENT)
-        return _released("drain", stop.reason) if work.cancelled() else work.result()
+            return failed("timeout", f"stopped after {attempt.elapsed_s():.0f} s: {stop.reason}", ErrorClass.TRANSIENT)
+        return released("drain", stop.reason)
 
     async def _execute(self, attempt: Attempt, job: RunnableJob) -> Made:
         """Be the executor's boundary: whatever it raises becomes a value here."""
+        try:
+            return await self._call_executor(attempt, job)
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+            if isinstance(error, OSError) and error.errno in _DISK_FULL:
+                return self._disk_full(error)
+            _log.exception("executor crashed", job_id=job.id, epoch=job.epoch)
+            return crashed(f"{type(error).__name__}: {error}", traceback.format_exc()[-_TRACEBACK_MOST:])
+
+    async def _call_executor(self, attempt: Attempt, job: RunnableJob) -> Made:
         executor = self.registry.find(job.kind, job.model)
         if executor is None:
-            return _failed("no_executor", f"nothing here runs {job.kind} with {job.model}", ErrorClass.ELSEWHERE)
+            return failed("no_executor", f"nothing here runs {job.kind} with {job.model}", ErrorClass.ELSEWHERE)
         if not self.registry.is_up(executor):  # the pull was open when it went down
-            return _released("backend_down", f"{executor.name} is left alone for a while")
+            return released("backend_down", f"{executor.name} is left alone for a while")
         try:
             return Made(ReportOutcome.COMPLETED, await executor.run(job, attempt))
         except BackendDown as error:
             self.registry.hold_back(executor)
             self.gate.changed()
-            return _released(error.code, error.message, error.detail)
+            return released(error.code, error.message, error.detail)
         except ExecutorError as error:
-            return _failed(error.code, error.message, error.error_class, error.detail)
-        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-            if isinstance(error, OSError) and error.errno in _DISK_FULL:
-                return self._disk_full(error)
-            _log.exception("executor crashed", executor=executor.name, job_id=job.id, epoch=job.epoch)
-            return _crashed(f"{type(error).__name__}: {error}", traceback.format_exc()[-_TRACEBACK_MOST:])
+            return failed(error.code, error.message, error.error_class, error.detail)
 
     def _disk_full(self, error: OSError) -> Made:
         self.gate.hold("disk_full", _DISK_HOLD_S)
         full = error.errno in _DISK_FULL
-        return _released("disk_full" if full else "spool_failed", f"{error.strerror or error}")
+        return released("disk_full" if full else "spool_failed", f"{error.strerror or error}")
 
     async def _store(self, attempt: Attempt, made: Made) -> Entry | None:
         """Spool it. A disk that refuses makes it a release; one that refuses even that, a release sent unspooled."""
-        attempt.delivering = True
+        self.leases.deliver(attempt)
         workspace = self.workspaces.path(f"{attempt.job_id}.{attempt.epoch}")
         try:
-            files, sources = await _checked_files(made.product.files, workspace)
-            entry = await self.spool.put(_parcel(attempt, made, files), sources)
+            files, sources = await checked_files(made.product.files, workspace)
+            entry = await self.spool.put(parcel_of(attempt, made, files), sources)
         except (ValueError, TypeError) as error:
-            made = _failed("bad_product", f"the executor's product can't be sent: {error}", ErrorClass.TRANSIENT)
+            made = failed("bad_product", f"the executor's product can't be sent: {error}", ErrorClass.TRANSIENT)
             entry = await self._store_release(attempt, made)
         except OSError as error:
             _log.error("spool refused a result", job_id=str(attempt.job_id), epoch=attempt.epoch, error=str(error))
@@ -195,7 +188,7 @@ class Runner:
         return entry
 
     async def _store_release(self, attempt: Attempt, made: Made) -> Entry:
-        parcel = _parcel(attempt, made, [])
+        parcel = parcel_of(attempt, made, [])
         try:
             return await self.spool.put(parcel)
         except OSError as error:
@@ -211,104 +204,8 @@ async def _until_idle(work: asyncio.Task[Made], job: RunnableJob) -> None:
             _log.warning("generator does not stop", job_id=job.id, epoch=job.epoch)
 
 
-def _parcel(attempt: Attempt, made: Made, files: list[StoredFile]) -> Parcel:
-    product = made.product
-    report = Report(
-        job_id=attempt.job_id,
-        epoch=attempt.epoch,
-        outcome=made.outcome,
-        elapsed_s=round(attempt.elapsed_s(), 3),
-        model=product.model,
-        settings=_storable(product.settings),
-        result=_storable(product.result),
-        stages=list(attempt.stages),
-        error=made.error,
-    )
-    return Parcel(
-        report=report,
-        delivery=attempt.delivery,
-        kind=attempt.kind,
-        heartbeat_s=attempt.heartbeat_s,
-        upload=attempt.upload,
-        files=files,
-    )
-
-
-def _storable(value: Any) -> Any:
-    """Return it as JSON would carry it, without NUL, which no Postgres text holds; TypeError if JSON can't."""
-    encoded = orjson.dumps(value)
-    return _without_nul(orjson.loads(encoded)) if b"\\u0000" in encoded else value
-
-
-def _without_nul(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.replace("\x00", "")
-    if isinstance(value, list):
-        return [_without_nul(item) for item in value]
-    if isinstance(value, dict):
-        return {_without_nul(key): _without_nul(item) for key, item in value.items()}
-    return value
-
-
-async def _checked_files(files: Sequence[ProductFile], workspace: Path) -> tuple[list[StoredFile], list[Path]]:
-    if not files:
-        return [], []
-    return await asyncio.to_thread(_check_files, files, workspace)
-
-
-def _check_files(files: Sequence[ProductFile], workspace: Path) -> tuple[list[StoredFile], list[Path]]:
-    """Return the files as they will be stored; ValueError for one that is no regular file of this workspace."""
-    if len(files) > MOST_FILES:
-        msg = f"{len(files)} files; at most {MOST_FILES}"
-        raise ValueError(msg)
-    if len({file.artifact for file in files}) != len(files):
-        msg = "two files with one name"
-        raise ValueError(msg)
-    home = workspace.resolve()
-    stored: list[StoredFile] = []
-    for number, file in enumerate(files):
-        try:
-            found = file.path.lstat()
-            inside = file.path.parent.resolve(strict=True).is_relative_to(home)
-        except OSError as error:
-            msg = f"{file.artifact}: {error.strerror}"
-            raise ValueError(msg) from None
-        if not stat.S_ISREG(found.st_mode) or not inside:
-            msg = f"{file.artifact} is no regular file of the workspace"
-            raise ValueError(msg)
-        stored.append(
-            StoredFile(stored=f"{number:03}", name=file.artifact, media_type=file.media_type, size=found.st_size)
-        )
-    return stored, [file.path for file in files]
-
-
 def _end(attempt: Attempt, answer: Answer) -> RunEnd:
     """Return how a delivered run ended; `settled` in answer to a lease question is a verdict that was lost."""
     answered = answer.verdict is not None or answer.lost == LostReason.SETTLED
     how = How(answer.outcome.value) if answered and answer.outcome else How.LOST
     return RunEnd(attempt.job_id, how, attempt.epoch, answer.verdict, answer.lost)
-
-
-def _released(code: str, message: str, detail: Any = None) -> Made:
-    return Made(ReportOutcome.RELEASED, error=_error(code, message, ErrorClass.TRANSIENT, detail))
-
-
-def _failed(code: str, message: str, error_class: ErrorClass, detail: Any = None) -> Made:
-    return Made(ReportOutcome.FAILED, error=_error(code, message, error_class, detail))
-
-
-def _crashed(message: str, tail: str = "") -> Made:
-    return _failed("executor_crash", message, ErrorClass.TRANSIENT, {"traceback": tail} if tail else None)
-
-
-def _error(code: str, message: str, error_class: ErrorClass, detail: Any) -> ReportedError:
-    try:
-        detail = _storable(detail)
-    except TypeError:
-        detail = repr(detail)[:2000].replace("\x00", "")
-    return ReportedError(
-        code=code[:100].replace("\x00", ""),
-        message=message[:4000].replace("\x00", ""),
-        error_class=error_class,
-        detail=detail,
-    )

@@ -148,7 +148,7 @@ class _Agent:
         self._parts, self._settings, self._bus = parts, settings, bus
         self._ready = asyncio.Event()
         self._chores: set[asyncio.Task[None]] = set()
-        self._gate = Gate(now, lambda: bool(registry.capabilities()))
+        self._gate = Gate(now, registry.able)
         self._leases = Leases(bus, settings.worker, now, timeout_s=settings.lease_timeout_s)
         self._reporter = Reporter(bus, self._leases, parts.spool, parts.uploads, settings)
         claims = Claims(
@@ -185,7 +185,7 @@ class _Agent:
         self._control = Control(self._leases, self._reporter, self._gate)
         self._gate.checks += [
             lambda: "just_woken" if self._sleep.in_grace else None,
-            lambda: "spool_full" if self._leases.delivering() >= settings.most_spooled else None,
+            lambda: "spool_full" if self._leases.delivering >= settings.most_spooled else None,
         ]
         self._gate.on_change += [self._drain.gate_changed, self._announce_change]
 
@@ -277,15 +277,19 @@ class _Agent:
         self._presence.wake()
         if connected:
             self._reporter.nudge()
-            self._chore(self._leases.ask_all())
+            self._leases.doubt()
+            self._chore(self._leases.ask_doubtful())
 
     def _time_passed(self) -> None:
-        self._chore(self._leases.ask_all())
+        self._leases.doubt()
+        self._chore(self._leases.ask_doubtful())
         self._chore(self._parts.uploads.forget_connections())
         self._presence.wake()
 
     def _answered(self, reply: PresenceReply) -> None:
         self._presence.every_s = reply.presence_s
+        if any(attempt.doubtful for attempt in self._leases):
+            self._chore(self._leases.ask_doubtful())
         self._puller.wake()
         self._ready.set()
 

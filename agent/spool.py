@@ -1,13 +1,14 @@
 """Finished results on disk, from the moment the generator is done until the ledger has answered (rule 11).
 
-    spool/<job>.<epoch>.json                a report without files: one file
+    spool/<job>.<epoch>.json                reports without files, one a line; named after the first
     spool/<job>.<epoch>/result.json, 000 …  a report with files, under numbers (names are the publisher's business)
     spool/.<anything>                       half written or half removed: deleted at start
-    spool/set-aside/                        entries that can't be read, each with its reason beside it
+    spool/set-aside/                        what can't be read, each with its reason beside it
 
 `put` returns when the entry would survive a power cut: contents are fsync'ed, then renamed into place, then the
-directory is fsync'ed. Small entries that come together share the directory's fsync. Upload tokens lie here, so
-everything is the owner's alone (0600, 0700).
+directory is fsync'ed. Reports without files that come together share one file and its syncs; the file goes when the
+last of them is answered (after a crash, what was answered already is asked about once more, which is harmless).
+Upload tokens lie here, so everything is the owner's alone (0600, 0700).
 """
 
 import asyncio
@@ -30,6 +31,8 @@ from shared.wire import ARTIFACT_NAME_PATTERN, Open, Report, Upload
 SET_ASIDE = "set-aside"
 _RESULT = "result.json"
 _WRITERS = 4
+_BATCH_MOST = 256
+_FILES_MISSING = "a report with files, without its folder"
 _log = structlog.get_logger()
 
 
@@ -80,6 +83,7 @@ class Spool:
     root: Path
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_WRITERS, "spool"))
     _waiting: list[tuple[Parcel, asyncio.Future[Entry]]] = field(default_factory=list)
+    _shares: dict[Path, int] = field(default_factory=dict)  # how many entries of a file are not answered yet
     _gone: list[Path] = field(default_factory=list)
     _flusher: asyncio.Task[None] | None = None
 
@@ -92,17 +96,10 @@ class Spool:
                 continue
             if path.name.startswith("."):
                 _remove(path)
-                continue
-            try:
-                entry = _read(path)
-            except (OSError, ValueError) as error:
-                self._set_aside(path, str(error))
-                continue
-            known = found.setdefault(entry.parcel.name, entry)
-            if known is not entry:  # a report that replaced one with files, cut short before those went
-                stale = known if path.suffix == ".json" else entry
-                found[entry.parcel.name] = entry if stale is known else known
-                _remove(stale.path or path)
+            elif path.is_dir():
+                self._load_folder(path, found)
+            else:
+                self._load_file(path, found)
         return list(found.values())
 
     async def put(self, parcel: Parcel, sources: Sequence[Path] = ()) -> Entry:
@@ -117,9 +114,15 @@ class Spool:
 
     def discard(self, entry: Entry) -> None:
         """Remove an entry, soon."""
-        if entry.path is not None:
-            self._gone.append(entry.path)
-            self._wake()
+        if entry.path is None:
+            return
+        left = self._shares.get(entry.path, 1) - 1
+        if left > 0:
+            self._shares[entry.path] = left
+            return
+        self._shares.pop(entry.path, None)
+        self._gone.append(entry.path)
+        self._wake()
 
     async def aclose(self) -> None:
         """Finish what was asked for."""
@@ -134,34 +137,76 @@ class Spool:
     async def _flush(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting or self._gone:
-            batch, self._waiting = self._waiting, []
+            batch, self._waiting = self._waiting[:_BATCH_MOST], self._waiting[_BATCH_MOST:]
             gone, self._gone = self._gone, []
             parcels = [parcel for parcel, _ in batch]
-            parts = [parcels[i::_WRITERS] for i in range(min(_WRITERS, len(parcels)))]
-            written = await asyncio.gather(
-                *(loop.run_in_executor(self._pool, _write_files, self.root, part) for part in parts)
-            )
-            results = {name: result for part in written for name, result in part}
-            refused = await loop.run_in_executor(self._pool, _settle, self.root, bool(batch), gone)
-            for parcel, done in batch:
-                result = refused or results[parcel.name]
+            path, results = await loop.run_in_executor(self._pool, _write_file, self.root, parcels, gone)
+            self._shares[path] = sum(error is None for error in results)
+            for (parcel, done), error in zip(batch, results, strict=True):
                 if done.done():
-                    continue
-                if isinstance(result, Exception):
-                    done.set_exception(result)
+                    continue  # whoever asked is gone: the next process delivers it
+                if error is None:
+                    done.set_result(Entry(parcel, path))
                 else:
-                    done.set_result(Entry(parcel, result))
+                    done.set_exception(error)
+
+    def _load_folder(self, path: Path, found: dict[str, Entry]) -> None:
+        try:
+            parcel = Parcel.model_validate_json((path / _RESULT).read_bytes())
+            _check_folder(path, parcel)
+        except (OSError, ValueError) as error:
+            self._set_aside(path, str(error))
+            return
+        found.setdefault(parcel.name, Entry(parcel, path))
+
+    def _load_file(self, path: Path, found: dict[str, Entry]) -> None:
+        """Take a file's lines; a failure that replaced a result with files wins over what a crash left of that."""
+        good = 0
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError as error:
+            self._set_aside(path, str(error))
+            return
+        for number, line in enumerate(lines):
+            try:
+                parcel = Parcel.model_validate_json(line)
+                if parcel.files:
+                    raise ValueError(_FILES_MISSING)  # noqa: TRY301 - one way out for all that is wrong with a line
+            except ValueError as error:
+                self._keep_aside(f"{path.name}.{number}", line, str(error))
+                continue
+            known = found.get(parcel.name)
+            if known is not None and known.path is not None and known.path.is_dir():
+                _remove(known.path)
+            found[parcel.name] = Entry(parcel, path)
+            good += 1
+        self._shares[path] = good
+        if not good:
+            _remove(path)
 
     def _set_aside(self, path: Path, reason: str) -> None:
         _log.error("spool entry set aside", entry=path.name, reason=reason[:500])
         try:
-            aside = self.root / SET_ASIDE
-            aside.mkdir(mode=0o700, exist_ok=True)
+            aside = self._aside()
             _remove(aside / path.name)
             path.rename(aside / path.name)
             (aside / f"{path.name}.reason").write_text(reason, encoding="utf-8")
         except OSError as error:
             _log.error("spool entry can't be set aside", entry=path.name, error=str(error))
+
+    def _keep_aside(self, name: str, content: bytes, reason: str) -> None:
+        _log.error("spool entry set aside", entry=name, reason=reason[:500])
+        try:
+            aside = self._aside()
+            (aside / name).write_bytes(content)
+            (aside / f"{name}.reason").write_text(reason, encoding="utf-8")
+        except OSError as error:
+            _log.error("spool entry can't be set aside", entry=name, error=str(error))
+
+    def _aside(self) -> Path:
+        aside = self.root / SET_ASIDE
+        aside.mkdir(mode=0o700, exist_ok=True)
+        return aside
 
 
 def sync(descriptor: int) -> None:
@@ -172,36 +217,50 @@ def sync(descriptor: int) -> None:
         os.fsync(descriptor)
 
 
-def _read(path: Path) -> Entry:
-    folder = path.is_dir()
-    parcel = Parcel.model_validate_json(((path / _RESULT) if folder else path).read_bytes())
-    if path.name.removesuffix(".json") != parcel.name or (parcel.files and not folder):
-        msg = f"holds {parcel.name}, with {len(parcel.files)} files"
+def _check_folder(path: Path, parcel: Parcel) -> None:
+    if path.name != parcel.name:
+        msg = f"holds {parcel.name}"
         raise ValueError(msg)
     for file in parcel.files:
         size = (path / file.stored).stat().st_size
         if size != file.size:
             msg = f"file {file.stored} ({file.name}) has {size} bytes, not {file.size}"
             raise ValueError(msg)
-    return Entry(parcel, path)
 
 
-def _write_files(root: Path, parcels: Sequence[Parcel]) -> list[tuple[str, Path | Exception]]:
-    done: list[tuple[str, Path | Exception]] = []
+def _write_file(root: Path, parcels: Sequence[Parcel], gone: Sequence[Path]) -> tuple[Path, list[Exception | None]]:
+    """Write parcels into one file, and remove what is answered; return the file and what went wrong with each."""
+    for answered in gone:
+        with contextlib.suppress(OSError):
+            _remove(answered)
+    if not parcels:
+        return root, []
+    path = root / f"{parcels[0].name}.json"
+    lines, results = _encoded(parcels)
+    if not lines:
+        return path, results
+    temporary = path.with_name(f".{path.name}")
+    try:
+        _write(temporary, b"".join(lines))
+        temporary.rename(path)
+        _sync_folder(root)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        return path, [result or error for result in results]
+    return path, results
+
+
+def _encoded(parcels: Sequence[Parcel]) -> tuple[list[bytes], list[Exception | None]]:
+    lines: list[bytes] = []
+    results: list[Exception | None] = []
     for parcel in parcels:
-        path = root / f"{parcel.name}.json"
         try:
-            temporary = root / f".{parcel.name}.json"
-            try:
-                _write(temporary, parcel)
-                temporary.rename(path)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
-            done.append((parcel.name, path))
-        except (OSError, ValueError) as error:
-            done.append((parcel.name, error))
-    return done
+            lines.append(parcel.model_dump_json(by_alias=True).encode() + b"\n")
+            results.append(None)
+        except ValueError as error:
+            results.append(error)
+    return lines, results
 
 
 def _write_folder(root: Path, parcel: Parcel, sources: Sequence[Path]) -> Entry:
@@ -212,7 +271,7 @@ def _write_folder(root: Path, parcel: Parcel, sources: Sequence[Path]) -> Entry:
         for file, source in zip(parcel.files, sources, strict=True):
             source.rename(temporary / file.stored)
             _keep(temporary / file.stored)
-        _write(temporary / _RESULT, parcel)
+        _write(temporary / _RESULT, parcel.model_dump_json(by_alias=True).encode())
         _sync_folder(temporary)
         _remove(path)
         temporary.rename(path)
@@ -223,23 +282,10 @@ def _write_folder(root: Path, parcel: Parcel, sources: Sequence[Path]) -> Entry:
     return Entry(parcel, path)
 
 
-def _settle(root: Path, wrote: bool, gone: Sequence[Path]) -> OSError | None:  # noqa: FBT001 - called by an executor
-    """Make renames last, and remove what is answered; return what went wrong with the first."""
-    for path in gone:
-        with contextlib.suppress(OSError):
-            _remove(path)
-    if wrote:
-        try:
-            _sync_folder(root)
-        except OSError as error:
-            return error
-    return None
-
-
-def _write(path: Path, parcel: Parcel) -> None:
+def _write(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        data = memoryview(parcel.model_dump_json(by_alias=True).encode())
+        data = memoryview(content)
         while data:
             data = data[os.write(descriptor, data) :]
         sync(descriptor)

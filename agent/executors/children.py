@@ -13,12 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+import structlog
+
 LINE_MOST_BYTES = 1024 * 1024
 TAIL_BYTES = 8 * 1024
 _READ_BYTES = 64 * 1024
-_POLL_S = 0.02
+_POLL_S = 0.05
+_DYING_S = 5.0
+"""After KILL: what is left then is a zombie that its new parent does not collect, or hangs in the kernel."""
+
 _IS_THERE = 0  # the signal that only asks
 _LAST_OUTPUT_S = 2.0
+
+
+_log = structlog.get_logger()
 
 
 class Child:
@@ -47,7 +55,7 @@ class Child:
         feeding = asyncio.create_task(self._feed(stdin), name="child stdin")
         reading = asyncio.gather(self._read(self._process.stdout, on_line), self._read(self._process.stderr, None))
         try:
-            status = await self._process.wait()
+            status = await self._exited()
             await self.end()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_OUTPUT_S):
@@ -65,7 +73,24 @@ class Child:
             return
         kill_at = loop.time() + self._grace_s
         while self._signal(signal.SIGKILL if loop.time() >= kill_at else _IS_THERE):
+            if loop.time() >= kill_at + _DYING_S:
+                _log.warning("processes of a group do not go", group=self._process.pid)
+                return
             await asyncio.sleep(_POLL_S)
+
+    async def _exited(self) -> int:
+        """Return its exit status. `Process.wait` alone waits for the pipes too, which a grandchild may hold open.
+
+        (CPython before 3.13, gh-119710; `returncode` is right in all.)
+        """
+        waiting = asyncio.create_task(self._process.wait(), name="child exit")
+        try:
+            while self._process.returncode is None:
+                await asyncio.wait({waiting}, timeout=_POLL_S)
+            return self._process.returncode
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
 
     def tail(self) -> str:
         """Return the last of what it wrote that was not of the protocol."""

@@ -68,6 +68,10 @@ class Registry:
         """Return what can be run right now."""
         return [capability for executor in self._up() for capability in executor.capabilities()]
 
+    def able(self) -> bool:
+        """Whether anything can be run right now."""
+        return any(executor.capabilities() for executor in self._up())
+
     def find(self, kind: str, model: str | None) -> Executor | None:
         """Return who runs such a job: one that names the model before one that takes any; None if nobody does."""
         wanted = subjects.slug(model) if model else None

@@ -134,18 +134,20 @@ async def test_a_revoked_lease_stops_the_generator_and_nothing_more_is_sent(serv
         assert [report["job_id"] for report in far.all_reports] == [other_id]
 
 
-async def test_a_lease_question_that_fails_says_nothing_and_lost_says_it_all(servers, far, tmp_path):
+async def test_a_lease_question_that_fails_says_nothing_and_is_asked_again(servers, far, tmp_path):
     strings = StringExecutor()
     far.answer_lease = lambda _: None
     async with agent(settings_for(servers, "mini", tmp_path), strings) as mini:
         await far.offer()
         generation = await strings.next()
         await servers.nats.restart()
-        await eventually(lambda: far.questions)  # asked after the reconnect
+        await eventually(lambda: len(far.questions) >= 2)  # after the reconnect, and again
         assert not generation.cancelled.is_set()
         far.answer_lease = lambda _: {"lease": "lost", "reason": "canceled"}
-        generation.finish()
-        assert (await mini.end()).how is How.COMPLETED
+        await generation.cancelled.wait()
+        end = await mini.end()
+        assert (end.how, end.reason) == (How.LOST, "canceled")
+        assert far.all_reports == []
 
 
 async def test_errors_of_an_executor_become_reports(servers, far, tmp_path):
@@ -155,6 +157,7 @@ async def test_errors_of_an_executor_become_reports(servers, far, tmp_path):
         (Elsewhere("no_model", "not here"), "failed", "elsewhere", "no_model"),
         (Permanent("bad_spec", "no"), "failed", "permanent", "bad_spec"),
         (ValueError("boom"), "failed", "transient", "executor_crash"),
+        (Transient("odd\ud800", "\ud800\x00", {"\ud800": object()}), "failed", "transient", "odd?"),
         (OSError(28, "No space left on device"), "released", "transient", "disk_full"),
     ]
     for error, outcome, error_class, code in cases:

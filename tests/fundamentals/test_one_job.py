@@ -29,7 +29,7 @@ async def test_an_article_from_submission_to_result(world: World, tmp_path: Path
 
 async def test_the_ledger_tells_all_that_an_operator_asks(world: World, tmp_path: Path) -> None:
     async with agent(world.servers, "mini", tmp_path):
-        job = await world.submit(spec={"prompt": "Stages", "simulate": {"seconds": 0.2}})
+        job = await world.submit(spec={"prompt": "Stages", "simulate": {"seconds": 1.5}})
         seen = await world.until(job["id"], "completed")
         async with world.http.get(f"/v1/jobs/{job['id']}/heartbeats") as answer:
             beats = (await answer.json())["heartbeats"]

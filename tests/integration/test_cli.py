@@ -163,13 +163,9 @@ async def test_usage_is_refused_with_2(tmp_path: Path) -> None:
     commands = [
         ("submit", "article", "--prompt", "A", "--width", "64"),
         ("submit", "image", "--prompt", "A", "--width", "5001", "--url", "http://127.0.0.1:1"),
-        ("submit", "article", "--spec", "[1"),
         ("show", "not-an-id"),
-        ("jobs", "--data", str(tmp_path), "--label", "x"),
         ("jobs",),
-        ("up", "--data", str(tmp_path / "d"), "--http", "8420"),
         ("up", "--data", str(tmp_path / "e"), "--worker", "Not A Name", "--http", "127.0.0.1:0"),
-        ("coordinator", "--config", str(tmp_path / "missing.toml")),
         ("migrate",),
     ]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import orjson
 
 from tests.support.servers import own_servers
-from tests.support.world import eventually_async
+from tests.support.world import World, eventually_async
 from tests.support.world import world as open_world
 
 
@@ -22,22 +22,21 @@ async def test_submissions_are_queued_and_leases_kept_while_postgres_is_away(tmp
             async with world.http.post("/v1/jobs", json=body) as answer:
                 assert answer.status == 202, await answer.text()
                 queued = await answer.json()
-            async with world.http.get("/readyz") as answer:
-                assert answer.status == 503
+            await eventually_async(lambda: _readiness(world, 503))
             await held.report()
 
             await servers.postgres.start()
             await held.verdict("accepted")
-            await eventually_async(lambda: _is_ready(world))
+            await eventually_async(lambda: _readiness(world, 200))
             again = await mini.take()
 
             assert (await world.job(running["id"]))["state"] == "completed"
             assert again.job_id == queued["id"]
 
 
-async def _is_ready(world) -> bool:
+async def _readiness(world: World, status: int) -> bool:
     async with world.http.get("/readyz") as answer:
-        return answer.status == 200
+        return answer.status == status
 
 
 async def test_nothing_is_taken_when_neither_postgres_nor_nats_is_there(tmp_path: Path) -> None:

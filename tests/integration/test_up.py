@@ -30,8 +30,17 @@ def data() -> Iterator[Path]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def up(data: Path) -> AsyncIterator[UpProcess]:
-    async with tandem_up(data, "--agents", "1", "--worker", "elsewhere", TANDEM_PRESENCE_S="1") as running:
+    async with tandem_up(data, "--agents", "1", TANDEM_PRESENCE_S="1") as running:
         yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shared() -> AsyncIterator[UpProcess]:
+    """One for the tests that leave it as it is."""
+    folder = Path(tempfile.mkdtemp(prefix="tandem-test-"))
+    async with tandem_up(folder / "data", "--worker", "elsewhere") as running:
+        yield running
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def client_of(up: UpProcess, role: str = "admin") -> Client:
@@ -65,39 +74,41 @@ async def test_a_job_is_done_and_everything_is_found_again_after_a_clean_stop(up
             assert len(content) == job.artifacts[0].size
 
 
-async def test_connection_json_tells_everything_and_only_the_owner(up: UpProcess) -> None:
-    connection = up.connection
+async def test_connection_json_tells_everything_and_only_the_owner(shared: UpProcess) -> None:
+    connection = shared.connection
 
     assert set(connection) == {"http", "nats", "postgres", "tokens", "nkeys"}
-    assert connection["tokens"] == tokens_of(up.data)
+    assert connection["tokens"] == tokens_of(shared.data)
     assert connection["nkeys"]["publisher"]["source"] == "local"
-    assert set(connection["nkeys"]["agents"]) == {"agent-1", "elsewhere"}
+    assert set(connection["nkeys"]["agents"]) == {"elsewhere"}
     for name in ("connection.json", "tokens.json"):
-        assert stat.S_IMODE((up.data / name).stat().st_mode) == 0o600
+        assert stat.S_IMODE((shared.data / name).stat().st_mode) == 0o600
 
 
-async def test_each_token_allows_what_its_role_does(up: UpProcess) -> None:
-    async with client_of(up, "viewer") as viewer:
+async def test_each_token_allows_what_its_role_does(shared: UpProcess) -> None:
+    async with client_of(shared, "viewer") as viewer:
         assert await viewer.status()
         with pytest.raises(RefusedRequestError, match="role"):
             await viewer.submit({"kind": "article", "spec": {"prompt": "no"}})
 
 
-async def test_a_second_one_on_the_same_folder_is_refused(up: UpProcess) -> None:
-    status, out, error = await tandem("up", "--data", str(up.data), "--http", "127.0.0.1:0", "--nats", "127.0.0.1:0")
+async def test_a_second_one_on_the_same_folder_is_refused(shared: UpProcess) -> None:
+    status, out, error = await tandem(
+        "up", "--data", str(shared.data), "--http", "127.0.0.1:0", "--nats", "127.0.0.1:0"
+    )
 
     assert (status, out) == (2, "")
-    assert f"runs there already (pid {up.process.pid})" in error
+    assert f"runs there already (pid {shared.process.pid})" in error
     assert "Traceback" not in error
-    assert up.connection
+    assert shared.connection
 
 
 @pytest.mark.parametrize(("flag", "part"), [("--http", "http"), ("--nats", "nats")])
-async def test_a_port_in_use_is_named(up: UpProcess, flag: str, part: str) -> None:
-    taken = up.connection[part].partition("//")[2]
+async def test_a_port_in_use_is_named(shared: UpProcess, flag: str, part: str) -> None:
+    taken = shared.connection[part].partition("//")[2]
     other = {"--http": "--nats", "--nats": "--http"}[flag]
 
-    status, _, error = await tandem("up", "--data", f"{up.data}-2", flag, taken, other, "127.0.0.1:0")
+    status, _, error = await tandem("up", "--data", f"{shared.data}-2", flag, taken, other, "127.0.0.1:0")
 
     assert status == 2
     assert f"{taken} is in use" in error

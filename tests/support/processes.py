@@ -26,6 +26,7 @@ class UpProcess:
         self.data = data
         self.environment = clean_environment() | environment
         data.parent.mkdir(parents=True, exist_ok=True)
+        (data / "connection.json").unlink(missing_ok=True)  # a killed one's: `ready` waits for the new one's
         self.log = data.parent / f"{data.name}.up.log"
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(

@@ -58,13 +58,13 @@ async def world():
     return clock, line, leases, attempt, Heartbeats(line.publish, leases, "mini", clock.now)
 
 
-async def test_one_at_the_start_then_every_heartbeat_s(world):
+async def test_one_soon_after_the_start_then_every_heartbeat_s(world):
     clock, line, _, attempt, heartbeats = world
     attempt.stage("generating_text")
     for _ in range(1000):
         await heartbeats.once()
         clock.time += 0.125
-    assert [headers["Tandem-Elapsed"] for _, _, headers in line.sent] == ["0.0", "30.0", "60.0", "90.0", "120.0"]
+    assert [headers["Tandem-Elapsed"] for _, _, headers in line.sent] == ["0.5", "30.5", "60.5", "90.5", "120.5"]
     assert {(subject, data) for subject, data, _ in line.sent} == {("$JS.ACK.WORK.c.1.2.3.4.5", BODY)}
     assert line.sent[0][2]["Tandem-Epoch"] == "3"
 
@@ -89,12 +89,14 @@ async def test_a_line_that_fails_is_tried_again_in_a_second_and_loses_no_lease(w
         clock.time += 0.1
     assert not attempt.stopped.done()
     line.down = False
+    clock.time += 1
     assert await heartbeats.once() == 1
 
 
 async def test_one_is_in_flight_at_a_time(world):
     clock, line, _, attempt, heartbeats = world
     line.hold = asyncio.Event()
+    clock.time += 1
     first = asyncio.create_task(heartbeats.once())
     await asyncio.sleep(0)
     attempt.stage("upscaling")
@@ -127,10 +129,23 @@ async def test_a_deadline_passes_by_the_clock_that_runs_on_in_sleep(world):
 
 
 async def test_a_deadline_does_not_stop_what_is_already_done(world):
-    clock, _, _, attempt, heartbeats = world
-    attempt.delivering = True
+    clock, _, leases, attempt, heartbeats = world
+    leases.deliver(attempt)
     clock.time += 10_000
     await heartbeats.once()
     attempt.stop(StopKind.LOST, "deadline")
     assert not attempt.stopped.done()
     assert not attempt.lost.done()
+
+
+async def test_a_job_of_milliseconds_costs_no_heartbeat(world):
+    clock, line, leases, attempt, heartbeats = world
+    attempt.stage("generating_text")
+    await heartbeats.once()
+    clock.time += 0.4
+    attempt.stage("finalizing")
+    await heartbeats.once()
+    leases.close(attempt)
+    clock.time += 60
+    await heartbeats.once()
+    assert line.sent == []

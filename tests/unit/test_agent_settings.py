@@ -77,6 +77,6 @@ def test_a_seed_file_must_be_the_owners_alone_and_hold_a_seed(toml, tmp_path):
     with pytest.raises(ConfigurationError, match="no nkey seed"):
         settings.read_seed()
     path.unlink()
-    with pytest.raises(ConfigurationError, match="w[.]seed"):
+    with pytest.raises(ConfigurationError, match=r"w[.]seed"):
         settings.read_seed()
     assert seed not in repr(load_settings(None, {"worker": "w", "seed": seed}))
