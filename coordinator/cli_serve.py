@@ -89,6 +89,8 @@ def demo(
         return False
 
     if not _run(work()):
+        if stops.stop.is_set():
+            typer.echo("tandem: interrupted", err=True)
         raise typer.Exit(1)
 
 

@@ -105,11 +105,11 @@ async def running_up(plan: Plan) -> AsyncIterator[Up]:
         stack.enter_context(only_one(data))
         (data / CONNECTION).unlink(missing_ok=True)
         _refuse_taken(http_host, http_port, "HTTP", "--http")
-        postgres = await stack.enter_async_context(EmbeddedPostgres(data))
         nats = EmbeddedNats(data, host=nats_host, port=nats_port)
         for worker in (*plan.agents, *plan.workers):
             _add_agent(nats, worker)
         nats.identities.add_publisher(SOURCE)
+        postgres = await stack.enter_async_context(EmbeddedPostgres(data))
         await _start_nats(stack, nats)
         tokens = tokens_of(data)
         settings = _settings(plan, data, postgres, nats, tokens)
@@ -117,7 +117,7 @@ async def running_up(plan: Plan) -> AsyncIterator[Up]:
         await _settled(coordinator)
         agents = LocalAgents(data / "agents", nats.identities.folder / "agents", nats.url, plan.agent_environment)
         stack.push_async_callback(agents.stop)
-        await agents.stop_orphans()
+        await LocalAgents.stop_orphans_in(data / "agents")
         for worker in plan.agents:
             await agents.start(worker)
         connection = _connection(coordinator, nats, postgres, tokens)

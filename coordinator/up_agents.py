@@ -1,8 +1,10 @@
 """Local agents of `tandem up`: processes of their own with the sketch executor, started again when they crash.
 
-Each has `DIR/agents/<worker>/` with its spool, its `agent.log`, and a record of its pid, by which the next `tandem up`
-finds and stops what a SIGKILLed one left running. An agent here is an ordinary `tandem-agent run`; it gets its settings
-by environment.
+    DIR/agents/<worker>/      its own folder: spool, workspaces
+    DIR/agents/<worker>.log   what it says
+    DIR/agents/<worker>.pid   by which the next `tandem up` finds and stops what a SIGKILLed one left running
+
+An agent here is an ordinary `tandem-agent run`; it gets its settings by environment.
 """
 
 import asyncio
@@ -35,13 +37,13 @@ class LocalAgent:
     """One agent process and whoever starts it again."""
 
     def __init__(self, folder: Path, worker: str, environment: Mapping[str, str]) -> None:
-        """`folder`: its own, made here; `environment`: its settings, added to ours."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """`folder`: that of all local agents; `environment`: its settings, added to ours."""
         self.worker = worker
-        self.folder = folder
-        self.restarts = 0
+        self.folder = folder / worker
+        self.log = folder / f"{worker}.log"
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._environment = environment
-        self._child = Child(folder, "agent")
+        self._child = Child(folder, worker)
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -89,10 +91,8 @@ class LocalAgent:
             code = await self._child.died()
             crashes = 0 if loop.time() - began_at > _STEADY_S else crashes + 1
             pause_s = reconnect_delay_s(crashes - 1, 0)
-            log = str(self.folder / "agent.log")
-            _log.warning("agent ended", worker=self.worker, code=code, again_in_s=pause_s, log=log)
+            _log.warning("agent ended", worker=self.worker, code=code, again_in_s=pause_s, log=str(self.log))
             await asyncio.sleep(pause_s)
-            self.restarts += 1
             self._spawn()
 
     def _spawn(self) -> None:
@@ -115,14 +115,14 @@ class LocalAgents:
         """Return the agent of this name."""
         return self._agents[worker]
 
-    async def stop_orphans(self) -> None:
+    @staticmethod
+    async def stop_orphans_in(folder: Path) -> None:
         """Stop every agent that a SIGKILLed predecessor left running here."""
-        folders = [path.parent for path in self._folder.glob("*/agent.pid")]
-        await asyncio.gather(*(Child(path, "agent").stop_orphan(signal.SIGTERM, _ORPHAN_S) for path in folders))
+        await asyncio.gather(*(child.stop_orphan(signal.SIGTERM, _ORPHAN_S) for child in _recorded(folder)))
 
     async def start(self, worker: str) -> LocalAgent:
         """Start an agent whose identity NATS knows."""
-        agent = LocalAgent(self._folder / worker, worker, self._settings_of(worker))
+        agent = LocalAgent(self._folder, worker, self._settings_of(worker))
         self._agents[worker] = agent
         await agent.start()
         return agent
@@ -154,3 +154,7 @@ class LocalAgents:
         for name, value in {"DRAIN_LIMIT_S": _DRAIN_S, "RELEASE_LIMIT_S": _RELEASE_S}.items():
             settings[f"TANDEM_AGENT_{name}"] = os.environ.get(f"TANDEM_AGENT_{name}", value)
         return {**settings, **self._environment}
+
+
+def _recorded(folder: Path) -> list[Child]:
+    return [Child(folder, path.stem) for path in folder.glob("*.pid")]

@@ -444,6 +444,15 @@ def test_rule_04_an_offer_names_the_message_that_must_be_gone_before_it() -> Non
     assert isinstance(story.do(claim(ID, "mini", 5)), Grant)
 
 
+def test_rule_04_what_ended_an_attempt_spends_its_message_before_the_next_one_is_known() -> None:
+    """Between the decision to offer anew and the news of where it lies, a redelivery of the old message comes."""
+    for situation, command in DUE_AGAIN:
+        story = Story(situation)
+        story.do(command)
+        assert story.do(Dispatch(job_id=ID)) == Done()
+        assert story.do(claim(ID, "studio", 5, count=9)) == Denial(DenyReason.SETTLED), command
+
+
 def test_rule_05_an_offer_that_lands_after_the_job_moved_on_is_removed_by_its_own_sequence() -> None:
     for situation in ("held", "completed", "canceled", "lapsed"):
         story = Story(situation)
@@ -592,6 +601,13 @@ def test_a_mac_that_slept_over_its_deadline_has_lapsed_and_not_hung() -> None:
     slept = replace(SITUATIONS["hung"], last=replace(SITUATIONS["hung"].last, heartbeat_at=ago(91)))
     after = decide(slept, Expire(job_id=ID), NOW, POLICY).job
     assert (after.attempt, after.lease_losses, after.last.outcome) == (0, 1, AttemptOutcome.LEASE_EXPIRED)
+
+
+def test_grace_gives_an_overdue_lease_a_full_ttl_and_never_shortens_one() -> None:
+    overdue = replace(_HELD, lease_expires_at=ago(40))
+    assert decide(overdue, Grace(job_id=ID), NOW, POLICY).job.lease_expires_at == NOW + timedelta(seconds=90)
+    longer = replace(_HELD, lease_expires_at=NOW + timedelta(seconds=95))
+    assert decide(longer, Grace(job_id=ID), NOW, POLICY).job.lease_expires_at == NOW + timedelta(seconds=95)
 
 
 def test_a_job_that_must_be_reviewed_waits_for_a_person() -> None:
