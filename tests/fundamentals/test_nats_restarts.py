@@ -41,6 +41,7 @@ async def test_leases_get_grace_after_the_blindness(world: World) -> None:
     await world.reconnected(mini)
     await world.coordinator.reaper.once()
 
+    assert (await world.job(job["id"]))["state"] == "processing"
     assert (await held.ask())["lease"] == "held"
     assert (await world.job(job["id"]))["epoch"] == 1
 

@@ -12,11 +12,12 @@ from uuid import UUID
 import orjson
 import pytest_asyncio
 
-from coordinator.ledger.model import Offer, Offered
+from coordinator.ledger.model import Dispatch, Offer, Offered
 from shared import subjects
 from shared.bus import Message
 from shared.streams import last_message_seq, remove_message
 from shared.subjects import parse_delivery
+from tests.support.puppet import Held
 from tests.support.servers import eventually, own_servers
 from tests.support.world import World, eventually_async
 from tests.support.world import world as open_world
@@ -197,6 +198,38 @@ async def test_an_offer_that_a_frozen_agent_swallowed_is_made_anew_for_a_free_on
 
     assert (held.job_id, held.epoch) == (job["id"], 1)
     assert (await frozen.claim(swallowed))["verdict"] == "denied"
+
+
+async def test_an_offer_that_could_not_be_sent_is_taken_back_at_once(world: World) -> None:
+    mini = await world.puppet("mini")
+    job = await world.submit(run_after=FAR)
+    await world.pool.execute("UPDATE job SET run_after = tandem_now()")
+    await world.servers.nats.stop()
+    await eventually(lambda: not world.coordinator.bus.connected)
+
+    await world.coordinator.ledger.do(Dispatch(job_id=UUID(job["id"])))
+    await eventually(lambda: world.coordinator.effects.idle)
+
+    assert await world.pool.fetchval("SELECT offered_at FROM job") is None
+    await world.servers.nats.start()
+    await world.reconnected(mini)
+    assert (await mini.take()).job_id == job["id"]
+
+
+async def test_a_heartbeat_in_anothers_name_changes_nothing(world: World) -> None:
+    mini, macbook = await world.puppet("mini"), await world.puppet("macbook")
+    job = await world.submit()
+    held = await mini.take()
+    before = await world.job(job["id"])
+
+    forged = Held(macbook, held.offer, held.grant)
+    await forged.beat("forged", **{"Tandem-Worker": "mini"})
+    await eventually(lambda: world.coordinator.heartbeats.bad == 1)
+
+    after = await world.job(job["id"])
+    assert (after["stage"], after["lease_expires_at"]) == (before["stage"], before["lease_expires_at"])
+    await held.beat("generating_text")
+    await eventually(lambda: world.coordinator.heartbeats.taken == 1)
 
 
 async def _renewed(world: World) -> None:

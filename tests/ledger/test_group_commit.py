@@ -239,7 +239,7 @@ async def test_the_error_of_a_bad_command_is_raised_to_its_caller(desk: Desk) ->
 async def test_a_transition_that_raises_fails_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     cursed = admit()
 
-    def broken(job: Job | None, command, now, policy):  # noqa: ANN202
+    def broken(job: Job | None, command, now, policy):
         if command.job_id == cursed.job_id:
             raise AssertionError("a fault in transitions")
         return decide(job, command, now, policy)
@@ -313,7 +313,7 @@ async def test_closing_carries_out_what_waits(ledger_pool: asyncpg.Pool) -> None
         await desk.do(admit())
 
 
-# ------------------------------------------------------------------------------------------------------ Postgres is away
+# ----------------------------------------------------------------------------------------------------- Postgres is away
 
 
 async def test_a_lost_connection_is_told_to_all_and_the_next_batch_has_a_new_one(desk: Desk) -> None:
@@ -388,7 +388,7 @@ async def test_a_ledger_of_its_own_dsn_works(ledger_dsn: str) -> None:
         assert await ledger.do(admit()) == Admitted()
 
 
-# -------------------------------------------------------------------------------------------------- several coordinators
+# ------------------------------------------------------------------------------------------------- several coordinators
 
 
 async def test_the_attempt_is_read_after_the_lock_and_not_with_it(desk: Desk) -> None:

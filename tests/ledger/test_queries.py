@@ -161,7 +161,7 @@ async def test_the_highest_sequence_is_that_of_any_job_ever(desk: Desk) -> None:
     assert await desk.queries.highest_seq() == 41
 
 
-# ------------------------------------------------------------------------------------------------------------ the outbox
+# ----------------------------------------------------------------------------------------------------------- the outbox
 
 
 async def test_an_unpublished_job_has_all_that_its_message_says(desk: Desk) -> None:
@@ -306,7 +306,7 @@ async def test_a_second_file_of_a_name_replaces_the_first_until_it_is_linked(des
     assert (stored.sha256, stored.linked) == ("b" * 64, True)
 
 
-# ----------------------------------------------------------------------------------------------------------- the promise
+# ---------------------------------------------------------------------------------------------------------- the promise
 
 
 async def test_postgres_away_is_a_ledger_that_is_down(ledger_dsn: str, unused_tcp_port: int) -> None:

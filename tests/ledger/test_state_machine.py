@@ -99,7 +99,7 @@ class Life:
     restarted_at: int = 0  # the epoch at the last retry
     grants: dict[int, tuple[str, str]] = field(default_factory=dict)
     accepted: FileReport | None = None  # since the last retry
-    files: frozenset[str] = frozenset()
+    files: frozenset[str] = frozenset()  # uploaded for the newest epoch
     banned: set[str] = field(default_factory=set)
     spent: int = 0  # no message up to this sequence may grant any more
     refused: int = 0
@@ -171,7 +171,7 @@ class Ledgers(RuleBasedStateMachine):
         assert holder not in life.grants.values(), "one delivery was granted twice"
         assert life.accepted is None, "granted after its result was accepted"
         assert command.token.seq > life.spent, "granted through a message whose attempt has ended"
-        life.grants[epoch], life.epoch = holder, epoch
+        life.grants[epoch], life.epoch, life.files = holder, epoch, frozenset()
 
     def judged(self, life: Life, command: FileReport, verdict: Verdict, reason: str | None) -> None:
         if verdict is not Verdict.ACCEPTED:
@@ -371,7 +371,8 @@ class Ledgers(RuleBasedStateMachine):
             "SELECT (SELECT count(*) FROM rejected_result WHERE job_id = wanted) AS refused,"
             " (SELECT count(*) FROM heartbeat WHERE job_id = wanted) AS beats,"
             " (SELECT count(*) FROM operator_action WHERE job_id = wanted) AS actions,"
-            " ARRAY(SELECT epoch FROM artifact WHERE job_id = wanted AND linked) AS linked FROM unnest($1::uuid[]) AS wanted",
+            " ARRAY(SELECT epoch FROM artifact WHERE job_id = wanted AND linked) AS linked"
+            " FROM unnest($1::uuid[]) AS wanted",
             ids,
         )
         assert set(found) == set(ids), "a job was lost"

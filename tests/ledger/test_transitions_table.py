@@ -59,7 +59,7 @@ def ago(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
 
 
-# ------------------------------------------------------------------------------------------------- where a job can stand
+# ------------------------------------------------------------------------------------------------ where a job can stand
 
 _NEW = Job(
     id=ID,
@@ -557,7 +557,7 @@ def test_rule_10_a_retry_closes_what_was_before() -> None:
     assert (story.job.attempt, story.job.lease_losses, story.job.excluded, story.job.error) == (0, 0, (), None)
 
 
-# --------------------------------------------------------------------------------------------- limits, charges, deadlines
+# ------------------------------------------------------------------------------------------- limits, charges, deadlines
 
 
 def test_failures_are_counted_to_the_limit_with_growing_waits() -> None:

@@ -3,6 +3,7 @@
 `conftest.py` imports the fixtures `ledger_template`, `ledger_dsn`, `ledger_pool` and `desk` from here.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import itertools
@@ -248,13 +249,11 @@ async def store(
 
 async def waits_for_a_lock(pool: asyncpg.Pool) -> None:
     """Return once some session on this database waits for a lock; TimeoutError after 10 s."""
-    import asyncio  # noqa: PLC0415 - only here
-
     async with asyncio.timeout(10):
         while not await pool.fetchval(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         ):
-            await asyncio.sleep(0)
+            pass
 
 
 @contextlib.contextmanager
