@@ -1,5 +1,6 @@
 """Claims and lease questions: requests that agents make, answered from the ledger (PROTOCOL, Take work, 3 and 4)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,7 @@ from coordinator.ledger.model import Claim, Denial, Grant, Heartbeat, Held, Lost
 from coordinator.upload_tokens import UploadTokens
 from coordinator.workers import Directory
 from shared import subjects, wire
-from shared.bus import Bus, BusError, Message
+from shared.bus import Bus, BusError, Message, Subscription
 from shared.errors import LedgerDownError
 from shared.lease import Policy
 from shared.states import PRIORITY_RANK, DenyReason
@@ -24,7 +25,7 @@ _PRIORITY_NAME = {rank: name for name, rank in PRIORITY_RANK.items()}
 
 @dataclass(slots=True)
 class Claims:
-    """Answers `tandem.claim.*` and `tandem.lease.*`. While the ledger is away it does not answer: agents ask again."""
+    """Answers `tandem.claim.*` and `tandem.lease.*`. What can't be answered now is not answered: agents ask again."""
 
     bus: Bus
     ledger: Ledger
@@ -32,12 +33,15 @@ class Claims:
     dispatcher: Dispatcher
     tokens: UploadTokens
     policy: Policy
+    ready: Callable[[], bool]  # leases had their grace: until then a claim could take over what nobody could extend
     upload_url: str  # base of the upload addresses; set once the HTTP side listens
 
-    async def subscribe(self) -> None:
+    async def subscribe(self) -> list[Subscription]:
         """Start answering."""
-        await self.bus.subscribe(subjects.CLAIM, self._on_claim, queue=subjects.COORDINATORS)
-        await self.bus.subscribe(subjects.LEASE, self._on_lease, queue=subjects.COORDINATORS)
+        return [
+            await self.bus.subscribe(subjects.CLAIM, self._on_claim, queue=subjects.COORDINATORS),
+            await self.bus.subscribe(subjects.LEASE, self._on_lease, queue=subjects.COORDINATORS),
+        ]
 
     async def _on_claim(self, message: Message) -> None:
         worker = message.subject.rpartition(".")[2]
@@ -50,7 +54,7 @@ class Claims:
         if token is None:
             await self._refuse(message, [{"field": "delivery", "message": "not the reply subject of a WORK message"}])
             return
-        lane = token.consumer.replace("--", ".", 1)
+        lane = subjects.lane_of_consumer(token.consumer)
         command = Claim(
             job_id=asked.job_id,
             worker=worker,
@@ -59,6 +63,8 @@ class Claims:
             token=token,
             paused=self._paused(worker, lane),
         )
+        if not self.ready():
+            return
         try:
             if not await self.directory.is_sender(message.sender, worker, learn=True):
                 await self._refuse(message, [{"field": "", "message": "the connection is not this worker's"}])
@@ -83,7 +89,6 @@ class Claims:
 
     def _granted(self, command: Claim, grant: Grant) -> bytes:
         assert grant.payload is not None
-        lane_kind = command.token.consumer.partition("--")[0]
         return orjson.dumps(
             {
                 "verdict": "granted",
@@ -98,7 +103,7 @@ class Claims:
                 },
                 "job": {
                     "id": command.job_id,
-                    "kind": lane_kind,
+                    "kind": grant.payload.kind,
                     "model": grant.payload.model,
                     "spec": grant.payload.spec,
                     "labels": grant.payload.labels,

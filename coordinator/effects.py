@@ -29,12 +29,13 @@ from coordinator.ledger.model import (
 )
 from shared import subjects
 from shared.bus import ApiError, Bus, BusError
-from shared.streams import last_message_seq, nak_seq, remove_message
+from shared.errors import LedgerDownError
+from shared.streams import SUBJECT_TAKEN, last_message_seq, nak_seq, remove_message
 
 _log = structlog.get_logger()
 
-ALREADY_THERE = 10077
-"""JetStream's refusal of a second message on a subject of WORK."""
+_UNSENT = (BusError, TypeError, ValueError)
+"""NATS is away or refuses; or something that can't be sent got this far, which must not end the program."""
 
 
 class Wakes(Protocol):
@@ -114,12 +115,12 @@ class Effects:
         try:
             match effect:
                 case Settle(lane, seq):
-                    await self.bus.publish(f"$JS.ACK.WORK.{subjects.consumer_of(lane)}.1.{seq}.1.1.0", b"+ACK")
+                    await self.bus.publish(subjects.ack_of(lane, seq), b"+ACK")
                 case Postpone(delivery, delay_s):
                     await self.bus.nak(delivery, delay_s)
                 case Tell() | TellVerdict():
                     await self.bus.publish(subjects.control(effect.worker), control_message(effect))
-        except BusError as error:
+        except _UNSENT as error:
             self._missed(effect, error)
 
     async def _offer_and_remove(self, offers: list[Offer], removals: list[Remove]) -> None:
@@ -132,14 +133,15 @@ class Effects:
         done = await asyncio.gather(*(self._remove(r.seq) for r in removals), *(self.offer(o) for o in offers))
         noted = [command for command in done if command is not None]
         if noted and self._ledger is not None:
-            for answer in await self._ledger.do_each(noted):
-                if isinstance(answer, Exception):
-                    self._missed(answer, answer)
+            try:
+                await self._ledger.do_many(noted)
+            except LedgerDownError as error:
+                self._missed(noted[0], error)
 
     async def _remove(self, seq: int) -> Offered | Withdraw | None:
         try:
             await remove_message(self.bus, "WORK", seq)
-        except BusError as error:
+        except _UNSENT as error:
             self._missed(Remove(seq), error)
         return None
 
@@ -155,7 +157,7 @@ class Effects:
             if offer.remove_seq:
                 await remove_message(self.bus, "WORK", offer.remove_seq)
             seq = await self._publish(offer, subject, body)
-        except BusError as error:
+        except _UNSENT as error:
             self._missed(offer, error)
             return Withdraw(job_id=offer.job_id, offered_at=offer.offered_at, reason="unsent")
         return Offered(job_id=offer.job_id, seq=seq)
@@ -165,7 +167,7 @@ class Effects:
         try:
             return (await self.bus.js_publish(subject, body)).seq
         except ApiError as error:
-            if error.err_code != ALREADY_THERE:
+            if error.err_code != SUBJECT_TAKEN:
                 raise
         seq = await last_message_seq(self.bus, subject)
         if seq is None:  # taken away between the refusal and the look

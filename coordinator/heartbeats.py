@@ -1,5 +1,6 @@
 """Heartbeats: every `+WPI` that passes by extends the ledger's lease too (DESIGN §1; PROTOCOL, Take work, 4)."""
 
+import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +12,16 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.model import Answer, Heartbeat, Held, Lost, Tell
 from coordinator.workers import Directory
 from shared import subjects
-from shared.bus import Bus, BusError, Message
+from shared.bus import Bus, BusError, Message, Subscription
 from shared.errors import LedgerDownError
 from shared.ids import JobId
 
 _log = structlog.get_logger()
 
 _MAX_DETAIL = 200
+_MAX_EPOCH = 2**31 - 1
 _MAX_STAGE = 64
+_MAX_ELAPSED_S = 1e9
 
 
 @dataclass(slots=True)
@@ -32,9 +35,9 @@ class Heartbeats:
     lost: int = 0  # beats whose lease was gone
     bad: int = 0  # `+WPI` without readable headers, or from a wrong sender
 
-    async def subscribe(self) -> None:
+    async def subscribe(self) -> list[Subscription]:
         """Start listening; the coordinators share the beats."""
-        await self.bus.subscribe(subjects.HEARTBEATS, self._on_ack, queue=subjects.COORDINATORS)
+        return [await self.bus.subscribe(subjects.HEARTBEATS, self._on_ack, queue=subjects.COORDINATORS)]
 
     async def _on_ack(self, message: Message) -> None:
         if message.data != b"+WPI":
@@ -77,18 +80,26 @@ class Heartbeats:
 def read(headers: Mapping[str, str]) -> Heartbeat | None:
     """Read a heartbeat's headers; None if they are no heartbeat of Tandem's."""
     try:
+        epoch = int(headers["Tandem-Epoch"])
+        if not 0 < epoch <= _MAX_EPOCH:
+            return None
         progress = headers.get("Tandem-Progress")
         return Heartbeat(
             job_id=JobId(uuid.UUID(headers["Tandem-Job"])),
             worker=headers["Tandem-Worker"],
-            epoch=int(headers["Tandem-Epoch"]),
+            epoch=epoch,
             stage=_text(headers.get("Tandem-Stage", ""), _MAX_STAGE) or "",
-            elapsed_s=float(headers.get("Tandem-Elapsed", 0)),
-            progress=min(max(float(progress), 0.0), 1.0) if progress else None,
+            elapsed_s=_number(headers.get("Tandem-Elapsed"), 0.0, _MAX_ELAPSED_S),
+            progress=_number(progress, 0.0, 1.0) if progress else None,
             detail=_text(headers.get("Tandem-Detail"), _MAX_DETAIL),
         )
     except (KeyError, ValueError):
         return None
+
+
+def _number(value: str | None, least: float, most: float) -> float:
+    number = float(value or least)
+    return min(max(number, least), most) if math.isfinite(number) else least
 
 
 def _text(value: str | None, most: int) -> str | None:

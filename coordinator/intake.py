@@ -1,5 +1,7 @@
 """Intake: submissions from SUBMIT and from HTTP become jobs, or are refused with every fault and put on record."""
 
+import asyncio
+import contextlib
 import hashlib
 import uuid
 from dataclasses import dataclass
@@ -13,19 +15,25 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.model import Admit, Admitted, Answer, Conflict, SameJob
 from coordinator.ledger.queries import Queries
 from coordinator.settings import CoordinatorSettings
+from coordinator.settling import SLICE, later, taken
 from coordinator.workers import Directory
 from shared import subjects
 from shared.bus import Bus, BusError, Message
 from shared.errors import LedgerDownError
 from shared.ids import JobId, job_id_of
 from shared.states import PRIORITY_RANK
+from shared.streams import INTAKE
 from shared.submission import Submission, parse_submission
 from shared.wire import BadMessageError, Fault
 
 _log = structlog.get_logger()
 
+JOB_HEADER = "Tandem-Job"
+"""On a message in SUBMIT: the id that HTTP promised for it."""
+
+UUID_V7 = 7
+
 _BATCH = 256
-_PAUSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class Intake:
 
     async def run(self) -> None:
         """Admit submission after submission until cancelled."""
-        async with self.bus.consume("SUBMIT", "intake", batch=_BATCH, queue_max=2 * _BATCH) as submissions:
+        async with self.bus.consume("SUBMIT", INTAKE, batch=_BATCH, queue_max=2 * _BATCH) as submissions:
             while True:
                 await self._admit(await submissions.take(_BATCH))
 
@@ -60,28 +68,34 @@ class Intake:
 
         Raises BadMessageError with every fault; LedgerDownError when neither the ledger nor NATS can take it.
         """
-        submission = parse_submission(body, self._kinds())
+        try:
+            submission = parse_submission(body, self._kinds())
+        except BadMessageError as error:
+            with contextlib.suppress(LedgerDownError):  # the caller has its answer in any case
+                await self._record(source, error, body)
+            raise
         command = self._command(source, submission, job_id_of(source, submission.key))
         try:
             answer = await self.ledger.do(command)
         except LedgerDownError as down:
-            return await self._queue(source, submission, body, down)
+            return await self._queue(command, body, down)
         return SubmitOutcome(self._kind_of(command, answer), command.job_id)
 
-    async def _queue(self, source: str, submission: Submission, body: bytes, down: LedgerDownError) -> SubmitOutcome:
-        key = submission.key
-        if key is None:  # its id must be known now, and stay the same if the answer is lost and this is repeated
-            key = f"queued-{job_id_of(source, None)}"
-            body = orjson.dumps({**orjson.loads(body), "key": key})
+    async def _queue(self, command: Admit, body: bytes, down: LedgerDownError) -> SubmitOutcome:
+        """Leave a submission in SUBMIT under the id that it has here: the ledger may have committed it after all."""
+        name = f"{command.source}:{command.key or command.job_id}:{command.content_sha256.hex()[:16]}"
+        headers = {JOB_HEADER: str(command.job_id)}
         try:
-            await self.bus.js_publish(subjects.submit(source), body, msg_id=f"{source}:{key}")
+            await self.bus.js_publish(subjects.submit(command.source), body, msg_id=name, headers=headers)
         except BusError:
             raise down from None
-        return SubmitOutcome("queued", job_id_of(source, key))
+        return SubmitOutcome("queued", command.job_id)
 
     async def _admit(self, messages: list[Message]) -> None:
         read: list[tuple[Message, Admit]] = []
-        for message in messages:
+        for number, message in enumerate(messages):
+            if number % SLICE == SLICE - 1:
+                await asyncio.sleep(0)
             source = message.subject.rpartition(".")[2]
             try:
                 submission = parse_submission(message.data, self._kinds())
@@ -95,14 +109,14 @@ class Intake:
         answers = await self.ledger.do_each([command for _, command in read])
         for (message, command), answer in zip(read, answers, strict=True):
             if isinstance(answer, LedgerDownError):
-                await self._later(message)
+                await later(self.bus, message)
             elif isinstance(answer, Exception):
                 await self._refuse(message, command.source, _fault("unstorable", repr(answer)))
             elif self._kind_of(command, answer) == "conflict":
                 text = f"key {command.key!r} was used with other content (job {command.job_id})"
                 await self._refuse(message, command.source, _fault("conflict", text, "key"))
             else:
-                await self._taken(message)
+                await taken(self.bus, message)
 
     def _kinds(self) -> frozenset[str]:
         return self.settings.kinds | self.directory.kinds()
@@ -145,28 +159,18 @@ class Intake:
                 raise TypeError(msg)
 
     async def _refuse(self, message: Message, source: str, error: BadMessageError) -> None:
+        try:
+            await self._record(source, error, message.data)
+        except LedgerDownError:
+            await later(self.bus, message)
+            return
+        await taken(self.bus, message)
+
+    async def _record(self, source: str, error: BadMessageError, body: bytes) -> None:
         self.refused += 1
         _log.info("submission refused", source=source, code=error.code, reason=str(error))
-        try:
-            await self.queries.record_rejected_submission(
-                source, error.code, str(error), [f.model_dump() for f in error.faults], message.data
-            )
-        except LedgerDownError:
-            await self._later(message)
-            return
-        await self._taken(message)
-
-    async def _taken(self, message: Message) -> None:
-        try:
-            await self.bus.publish(message.reply, b"+ACK")
-        except BusError:
-            return  # it comes again, and is the same job
-
-    async def _later(self, message: Message) -> None:
-        try:
-            await self.bus.nak(message, _PAUSE_S)
-        except BusError:
-            return
+        faults = [fault.model_dump() for fault in error.faults]
+        await self.queries.record_rejected_submission(source, error.code, str(error), faults, body)
 
 
 def _fault(code: str, text: str, name: str = "") -> BadMessageError:
@@ -175,19 +179,24 @@ def _fault(code: str, text: str, name: str = "") -> BadMessageError:
 
 def _content_sha256(submission: Submission) -> bytes:
     """Return the digest of all that a submission asks for; its key only names it."""
-    content = submission.model_dump(mode="json", exclude={"key"})
+    content = submission.model_dump(mode="json", exclude={"key"}, exclude_defaults=True)
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).digest()
 
 
 def _id_of_message(message: Message) -> JobId:
-    """Return a UUIDv7 that a redelivery of the same SUBMIT message yields again: its time, and a digest of its place.
+    """Return the UUIDv7 of a submission without a key: the one that HTTP gave it, or one made from its place in SUBMIT.
 
+    A redelivery yields the same. A publisher can name no job of anybody's key this way: those are UUIDv5.
     Reply form v1: `$JS.ACK.SUBMIT.<consumer>.<count>.<seq>.<consumer seq>.<ns>.<pending>`.
     """
+    with contextlib.suppress(KeyError, ValueError):
+        given = uuid.UUID((message.headers or {})[JOB_HEADER])
+        if given.version == UUID_V7:
+            return JobId(given)
     parts = message.reply.split(".")
     seq, ns = parts[5], int(parts[7])
     place = int.from_bytes(hashlib.sha256(f"{seq}:{ns}".encode()).digest()[:10])
     value = (ns // 1_000_000) << 80 | place
-    value = value & ~(0xF << 76) | 0x7 << 76  # version 7
+    value = value & ~(0xF << 76) | UUID_V7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62  # RFC 9562 variant
     return JobId(uuid.UUID(int=value))

@@ -13,7 +13,7 @@ from coordinator.ledger.model import Done, RollCall
 from coordinator.ledger.queries import Queries
 from coordinator.workers import Directory, lanes_of
 from shared import subjects, wire
-from shared.bus import Bus, BusError, Message
+from shared.bus import Bus, BusError, Message, Subscription
 from shared.errors import LedgerDownError
 from shared.lease import Policy
 
@@ -33,9 +33,9 @@ class PresenceDesk:
     policy: Policy
     ghosts: int = 0  # leases ended because their worker no longer listed them
 
-    async def subscribe(self) -> None:
+    async def subscribe(self) -> list[Subscription]:
         """Start answering."""
-        await self.bus.subscribe(subjects.PRESENCE, self._on_presence, queue=subjects.COORDINATORS)
+        return [await self.bus.subscribe(subjects.PRESENCE, self._on_presence, queue=subjects.COORDINATORS)]
 
     async def _on_presence(self, message: Message) -> None:
         worker = message.subject.rpartition(".")[2]

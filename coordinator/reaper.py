@@ -26,6 +26,11 @@ class Reaper:
     expired: int = 0
     _seen: int = 0  # the bus connection whose leases got their grace; 0 = none yet
 
+    @property
+    def graced(self) -> bool:
+        """Whether the leases had their grace since this coordinator was last blind."""
+        return self._seen == self.bus.connections
+
     async def once(self) -> None:
         """Expire what is over. A lease that can't be handled does not stand before those behind it."""
         if not self.bus.connected:
@@ -37,7 +42,7 @@ class Reaper:
             raise
 
     async def _expire(self) -> None:
-        if self.bus.connections != self._seen:
+        if not self.graced:
             connection = self.bus.connections
             await self.grace()
             self._seen = connection

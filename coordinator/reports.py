@@ -4,29 +4,29 @@ A report leaves the stream only after the ledger has committed what became of it
 record with its reason, answered, and taken off at once, so that it never stands before its neighbours.
 """
 
+import asyncio
 import hashlib
 import random
-import uuid
 from dataclasses import dataclass
 
 import orjson
 import structlog
 from pydantic import ValidationError
 
-from coordinator.effects import control_message
 from coordinator.ledger.ledger import Ledger
-from coordinator.ledger.model import FileReport, Judged, TellVerdict
+from coordinator.ledger.model import FileReport, Judged
 from coordinator.ledger.queries import Queries
+from coordinator.settling import SLICE, later, taken
 from coordinator.workers import Directory
-from shared import subjects, wire
-from shared.bus import Bus, BusError, Message
+from shared import wire
+from shared.bus import Bus, Message
 from shared.errors import LedgerDownError
-from shared.states import Verdict
+from shared.streams import REPORTS
+from shared.text import has_nul
 
 _log = structlog.get_logger()
 
 _BATCH = 256
-_PAUSE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -42,25 +42,27 @@ class Reports:
 
     async def run(self) -> None:
         """Judge report after report until cancelled."""
-        async with self.bus.consume("REPORTS", "reports", batch=_BATCH, queue_max=2 * _BATCH) as reports:
+        async with self.bus.consume("REPORTS", REPORTS, batch=_BATCH, queue_max=2 * _BATCH) as reports:
             while True:
                 await self._judge(await reports.take(_BATCH))
 
     async def _judge(self, messages: list[Message]) -> None:
         read: list[tuple[Message, FileReport]] = []
-        for message in messages:
+        for number, message in enumerate(messages):
+            if number % SLICE == SLICE - 1:
+                await asyncio.sleep(0)
             try:
                 read.append((message, await self._read(message)))
             except wire.BadMessageError as error:
                 await self._set_aside(message, error)
             except LedgerDownError:
-                await self._later(message)
+                await later(self.bus, message)
         if not read:
             return
         answers = await self.ledger.do_each([command for _, command in read])
         for (message, command), answer in zip(read, answers, strict=True):
             if isinstance(answer, LedgerDownError):
-                await self._later(message)
+                await later(self.bus, message)
             elif isinstance(answer, Exception):
                 _log.error("report failed", job_id=str(command.job_id), error=repr(answer))
                 await self._set_aside(
@@ -78,7 +80,7 @@ class Reports:
                     verdict=str(answer.verdict),
                     reason=answer.reason,
                 )
-                await self._taken(message)
+                await taken(self.bus, message)
 
     async def _read(self, message: Message) -> FileReport:
         """Read a report and hold it against the subject, which only its worker may use."""
@@ -93,7 +95,7 @@ class Reports:
         if str(report.job_id) != named:
             fault = wire.Fault(field="job_id", message=f"{report.job_id} was reported on the subject of {named}")
             raise wire.BadMessageError("invalid", [fault])
-        if b"\\u0000" in message.data and b"\\u0000" in orjson.dumps(raw):
+        if b"u0000" in message.data and has_nul(raw):
             raise wire.BadMessageError("invalid", [wire.Fault(field="", message="text must not contain NUL")])
         lane = await self.queries.lane_of(report.job_id) if report.error else None
         return FileReport(
@@ -112,28 +114,30 @@ class Reports:
         try:
             await self.queries.record_rejected_report(worker, named, str(error), message.data)
         except LedgerDownError:
-            await self._later(message)
+            await later(self.bus, message)
             return
-        await self._answer_unreadable(worker, named, message, str(error))
-        await self._taken(message)
-
-    async def _answer_unreadable(self, worker: str, named: str, message: Message, reason: str) -> None:
-        """Tell the agent as far as the message says which report it was."""
-        try:
-            epoch = int(orjson.loads(message.data)["epoch"])
-            verdict = TellVerdict(worker, uuid.UUID(named), epoch, Verdict.REJECTED, reason[:1000])
-            await self.bus.publish(subjects.control(worker), control_message(verdict))
-        except (ValueError, TypeError, KeyError, BusError):
+        if not await self._failed(worker, named, message, str(error)):
+            await later(self.bus, message)
             return
+        await taken(self.bus, message)
 
-    async def _taken(self, message: Message) -> None:
-        try:
-            await self.bus.publish(message.reply, b"+ACK")
-        except BusError:
-            return  # it comes again, and is a duplicate
+    async def _failed(self, worker: str, named: str, message: Message, reason: str) -> bool:
+        """End the attempt that an unreadable report is about, as far as it says which: else it would run for ever.
 
-    async def _later(self, message: Message) -> None:
+        Returns False if the ledger is away.
+        """
         try:
-            await self.bus.nak(message, _PAUSE_S)
-        except BusError:
-            return
+            raw = orjson.loads(message.data)
+            ids = {"job_id": named, "epoch": raw["epoch"]}
+            error = {"code": "unreadable_report", "message": reason[:1000], "class": "transient"}
+            report = wire.Report.model_validate({**ids, "outcome": "failed", "error": error})
+        except (ValueError, TypeError, KeyError):
+            return True  # its agent will ask about the lease, or presence ends it
+        command = FileReport(
+            job_id=report.job_id, worker=worker, report=report, sha256=hashlib.sha256(message.data).digest()
+        )
+        try:
+            await self.ledger.do(command)
+        except LedgerDownError:
+            return False
+        return True

@@ -4,13 +4,13 @@ A job stays marked until JetStream has acknowledged its message; `Nats-Msg-Id` m
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from coordinator.ledger.queries import Queries, UnpublishedRow
 from shared import subjects, wire
-from shared.bus import Bus
+from shared.bus import Bus, TooLarge
 from shared.streams import ensure_results_consumer
 
 _log = structlog.get_logger()
@@ -55,7 +55,13 @@ class Results:
     async def _publish(self, row: UnpublishedRow) -> None:
         await self.ensure(row.source)
         subject = subjects.result(row.source, row.kind, row.id)
-        await self.bus.js_publish(subject, self._body(row), msg_id=message_id(row))
+        try:
+            await self.bus.js_publish(subject, self._body(row), msg_id=message_id(row))
+        except TooLarge:
+            _log.warning("result too large for a message", job_id=str(row.id))
+            error = row.error or {"code": "result_too_large", "message": "too large for a message; fetch it over HTTP"}
+            small = replace(row, result=None, error=error)
+            await self.bus.js_publish(subject, self._body(small), msg_id=message_id(row))
 
     def _body(self, row: UnpublishedRow) -> bytes:
         files = [

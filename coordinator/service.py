@@ -10,7 +10,7 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -40,7 +40,7 @@ from coordinator.web.access import Access, AccessToken, Role, check_listen
 from coordinator.web.app import Runner, WebContext, make_app, serve
 from coordinator.workers import Directory
 from shared import subjects
-from shared.bus import Bus
+from shared.bus import Bus, Subscription
 from shared.loops import Loop
 from shared.states import WorkerState
 from shared.streams import ensure_intake_consumers, ensure_streams
@@ -76,6 +76,7 @@ class Coordinator:
     heartbeats: Heartbeats
     presence: PresenceDesk
     loops: list[Loop]
+    subscriptions: list[Subscription] = field(default_factory=list)
     url: str = ""  # of the HTTP side, once it listens
 
     def status(self) -> dict[str, Any]:
@@ -125,14 +126,15 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     dsn = settings.postgres.get_secret_value()
     await migrate(dsn)
     tokens = UploadTokens.load_or_create(settings.secrets / "upload-token.key")
-    store = await FolderStore.open(settings.artifacts)
     async with (
+        contextlib.AsyncExitStack() as stack,
         await open_pool(dsn) as pool,
         _bus(settings, "coordinator", settings.nats_seed) as bus,
         asyncio.TaskGroup() as tasks,
     ):
-        effects = Effects(bus, LaneConsumers(bus, settings.lease_ttl_s), tasks)
-        feed = Feed(bus)
+        store = await FolderStore.open(settings.artifacts)
+        stack.callback(store.close)
+        effects, feed = Effects(bus, LaneConsumers(bus, settings.lease_ttl_s), tasks), Feed(bus)
         async with Ledger(pool, settings.policy(), on_effects=effects.take, on_changes=feed.changed) as ledger:
             coordinator = _compose(settings, bus, ledger, Queries(pool), effects, feed, tokens)
             context = WebContext(
@@ -150,14 +152,15 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
                 base_url=settings.public_url,
                 max_artifact_bytes=settings.max_artifact_bytes,
             )
+            await coordinator.directory.once()  # custom kinds are known before the first submission
             runner = await serve(make_app(context), host, port)
-            started = await _start(coordinator, runner, tasks)
+            started: list[asyncio.Task[None]] = []
             try:
+                await _start(coordinator, runner, tasks, started)
                 yield coordinator
             finally:
                 await runner.cleanup()
                 await _stop(coordinator, started)
-    store.close()
 
 
 def _compose(
@@ -209,24 +212,24 @@ def _compose(
         results=results,
         intake=Intake(bus, ledger, queries, directory, dispatcher, settings),
         reports=Reports(bus, ledger, queries, directory),
-        claims=Claims(bus, ledger, directory, dispatcher, tokens, policy, ""),
+        claims=Claims(bus, ledger, directory, dispatcher, tokens, policy, lambda: reaper.graced, ""),
         heartbeats=Heartbeats(bus, ledger, directory),
         presence=PresenceDesk(bus, ledger, queries, directory, dispatcher, lanes, policy),
         loops=loops,
     )
 
 
-async def _start(coordinator: Coordinator, runner: Runner, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-    """Start everything; leases get their grace before anybody may take them over."""
+async def _start(
+    coordinator: Coordinator, runner: Runner, tasks: asyncio.TaskGroup, started: list[asyncio.Task[None]]
+) -> None:
+    """Start everything. Claims are answered once leases had their grace (`Reaper.graced`)."""
     coordinator.url = runner.url
     base_url = coordinator.settings.public_url or runner.url
     coordinator.claims.upload_url = coordinator.results.base_url = base_url
-    await coordinator.directory.once()
-    await coordinator.reaper.grace()
     coordinator.bus.on_state(_on_bus_state(coordinator))
     for part in (coordinator.heartbeats, coordinator.claims, coordinator.presence):
-        await part.subscribe()
-    started = [tasks.create_task(loop.run(), name=loop.name) for loop in coordinator.loops]
+        coordinator.subscriptions += await part.subscribe()
+    started += [tasks.create_task(loop.run(), name=loop.name) for loop in coordinator.loops]
     for name, run in (
         ("effects", coordinator.effects.run),
         ("feed", coordinator.feed.run),
@@ -235,13 +238,14 @@ async def _start(coordinator: Coordinator, runner: Runner, tasks: asyncio.TaskGr
     ):
         started.append(tasks.create_task(run(), name=name))
     _log.info("coordinator serves", http=runner.url)
-    return started
 
 
 async def _stop(coordinator: Coordinator, started: list[asyncio.Task[None]]) -> None:
     """Take no more, let what was committed have its effects, and end."""
     effects = [task for task in started if task.get_name() == "effects"]
     others = [task for task in started if task not in effects]
+    for subscription in coordinator.subscriptions:
+        await subscription.close()
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)

@@ -1,9 +1,10 @@
 """The coordinator's settings: TOML file, then `TANDEM_*` environment, then flags; frozen, loaded once in `cli.py`."""
 
+import os
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -12,14 +13,19 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from shared.errors import ConfigurationError
 from shared.ids import NAME_PATTERN
 from shared.lease import Policy
+
+_PREFIX = "TANDEM_"
+_OTHERS = ("AGENT_", "DATA", "TOKEN", "URL")
+"""What else may stand behind the prefix: the agent's settings, and the command line's way to a coordinator."""
 
 
 class CoordinatorSettings(BaseSettings):
     """Each default of PROTOCOL.md, and where the servers are. Durations in seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="TANDEM_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid", frozen=True)
 
     postgres: SecretStr = SecretStr("")  # DSN; may hold a password
     nats: str = "nats://127.0.0.1:4222"
@@ -53,6 +59,11 @@ class CoordinatorSettings(BaseSettings):
     json_log: bool = False
     log_level: str = "info"
 
+    @field_validator("public_url")
+    @classmethod
+    def _no_slash(cls, url: str | None) -> str | None:
+        return url.rstrip("/") if url else url
+
     @model_validator(mode="after")
     def _times_fit(self) -> Self:
         self.policy()
@@ -78,6 +89,7 @@ class CoordinatorSettings(BaseSettings):
     @classmethod
     def load(cls, file: Path | None, **flags: Any) -> Self:
         """Read `file` (TOML), the environment and `flags`; later ones win, None flags are left out."""
+        _refuse_unknown_environment(frozenset(cls.model_fields))
         given = {name: value for name, value in flags.items() if value is not None}
 
         class _Loaded(cls):  # type: ignore[misc, valid-type] # the file's path is known only now
@@ -90,3 +102,11 @@ class CoordinatorSettings(BaseSettings):
 
         loaded: Self = _Loaded()
         return loaded
+
+
+def _refuse_unknown_environment(known: frozenset[str]) -> None:
+    given = {name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX)}
+    unknown = sorted(f"{_PREFIX}{n}" for n in given if n.lower() not in known and not n.startswith(_OTHERS))
+    if unknown:
+        msg = f"unknown settings in the environment: {', '.join(unknown)}"
+        raise ConfigurationError(msg)

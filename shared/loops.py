@@ -4,10 +4,13 @@ Every periodic duty (reaper, dispatcher, presence ...) is an object with `async 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import structlog
+
+from shared.errors import TandemError
 
 _log = structlog.get_logger()
 
@@ -17,7 +20,8 @@ class Loop:
     """One duty, driven every `every_s` seconds or as soon as `wake()` is called.
 
     `once` failing is logged on the first failure and then at each doubling (an outage of a minute must not fill the
-    log); after `max_failures` in a row the exception leaves `run()` and so ends the program's TaskGroup.
+    log); after `max_failures` in a row the exception leaves `run()` and so ends the program's TaskGroup. A server that
+    is away (any TandemError) is waited for, for ever: ending would only make a crash loop of an outage.
     """
 
     name: str
@@ -41,7 +45,8 @@ class Loop:
                 await self.once()
             except Exception as error:
                 self._failed(error)
-                if self.max_failures is not None and self.failures >= self.max_failures:
+                given_up = self.max_failures is not None and self.failures >= self.max_failures
+                if given_up and not isinstance(error, TandemError):
                     raise
                 pause_s = min(max(self.every_s, 0.2) * self.failures, 5.0)
             else:
@@ -49,13 +54,11 @@ class Loop:
                     _log.info("loop recovered", loop=self.name, failures=self.failures)
                 self.failures, self.last_error, pause_s = 0, None, self.every_s
                 self.rounds += 1
-            try:
+            if self.failures:
+                await asyncio.sleep(min(pause_s, 1.0))  # a wake must not turn an outage into a busy loop
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._wakened.wait()
-            except TimeoutError:
-                pass
-            if self.failures:
-                await asyncio.sleep(min(pause_s, 0.2))  # a wake must not turn an outage into a busy loop
 
     def _failed(self, error: Exception) -> None:
         self.failures += 1

@@ -18,6 +18,7 @@ COORDINATORS = "coordinators"
 """The queue group in which the coordinators share claims, lease questions, presence and heartbeats."""
 
 _OTHER = re.compile(r"[^a-z0-9]+")
+_DELIVERY = re.compile(r"\$JS\.ACK\.WORK\.([A-Za-z0-9_-]{1,255})\.(\d{1,18})\.(\d{1,18})\.\d{1,18}\.\d{1,19}\.\d{1,18}")
 
 
 def slug(model: str) -> str:
@@ -36,6 +37,11 @@ def consumer_of(lane: str) -> str:
     return f"{kind}--{model_slug}"
 
 
+def lane_of_consumer(consumer: str) -> Lane:
+    """Return the lane of a consumer on WORK; a kind has no `--`, so the first one ends it."""
+    return Lane(consumer.replace("--", ".", 1))
+
+
 def work(lane: str, job_id: UUID) -> str:
     """Return the subject of a job's one message in WORK."""
     return f"tandem.work.{lane}.{job_id}"
@@ -44,11 +50,6 @@ def work(lane: str, job_id: UUID) -> str:
 def job_of_work(subject: str) -> UUID:
     """Return the job that a WORK subject is about; ValueError if it names none."""
     return UUID(subject.rpartition(".")[2])
-
-
-def lane_of_work(subject: str) -> Lane:
-    """Return the lane of a WORK subject."""
-    return Lane(subject.removeprefix("tandem.work.").rpartition(".")[0])
 
 
 def submit(source: str) -> str:
@@ -100,12 +101,14 @@ class Delivery(NamedTuple):
 
 
 def parse_delivery(reply: str) -> Delivery | None:
-    """Read `$JS.ACK.WORK.<consumer>.<count>.<seq>.<consumer seq>.<ts>.<pending>`; None if it is anything else."""
-    parts = reply.split(".")
-    if len(parts) != 9 or parts[:3] != ["$JS", "ACK", "WORK"]:  # noqa: PLR2004 - the form's nine tokens
+    """Read `$JS.ACK.WORK.<consumer>.<number>.<seq>.<consumer seq>.<ts>.<pending>`; None if it is anything else."""
+    found = _DELIVERY.fullmatch(reply)
+    if found is None:
         return None
-    try:
-        number, seq = int(parts[4]), int(parts[5])
-    except ValueError:
-        return None
-    return Delivery(parts[3], number, seq) if number > 0 and seq > 0 else None
+    number, seq = int(found[2]), int(found[3])
+    return Delivery(found[1], number, seq) if number > 0 and seq > 0 else None
+
+
+def ack_of(lane: str, seq: int) -> str:
+    """Return the subject that settles WORK's message `seq`: the server looks at nothing but the sequence."""
+    return f"$JS.ACK.WORK.{consumer_of(lane)}.1.{seq}.1.1.0"

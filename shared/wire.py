@@ -13,7 +13,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from shared.ids import NAME_PATTERN
 from shared.states import DenyReason, ErrorClass, LostReason, ReportOutcome, Verdict, WorkerState
 
-KIND_PATTERN = r"^[a-z][a-z0-9_-]{0,31}$"
+KIND_PATTERN = r"^[a-z][a-z0-9_]*(-[a-z0-9_]+)*$"
+"""No `--` and no `-` at the end, so that consumer names (`<kind>--<slug>`) can be read back."""
+
 ARTIFACT_NAME_PATTERN = r"^[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,119}$"
 """One path segment that no file system misreads; no leading dot."""
 
@@ -30,7 +32,8 @@ def _no_nul(text: str) -> str:
 Text = Annotated[str, AfterValidator(_no_nul)]
 """Text that Postgres can store."""
 
-Kind = Annotated[str, Field(pattern=KIND_PATTERN)]
+Kind = Annotated[str, Field(pattern=KIND_PATTERN, max_length=32)]
+Epoch = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
@@ -72,7 +75,7 @@ class Capability(Open):
     """What an agent can run: a kind, its models (`*` = each), and which executor does it."""
 
     kind: Kind
-    models: list[str] = Field(default=["*"], max_length=200)
+    models: list[Annotated[Text, Field(min_length=1, max_length=200)]] = Field(default=["*"], max_length=200)
     executor: str = ""
 
 
@@ -80,7 +83,7 @@ class Busy(Open):
     """A lease that the agent holds right now, a spooled result not yet answered included."""
 
     job_id: UUID
-    epoch: int = Field(ge=1)
+    epoch: Epoch
     stage: str = ""
 
 
@@ -89,7 +92,7 @@ class Presence(Open):
 
     protocol: int = 1
     version: str = ""
-    instance: str = Field(max_length=100)  # uuid of this process
+    instance: Text = Field(max_length=100)  # uuid of this process
     host: str = ""
     platform: str = ""
     slots: int = Field(default=1, ge=0, le=10_000)
@@ -133,7 +136,7 @@ class Claim(Open):
 
     job_id: UUID
     delivery: str = Field(max_length=400)  # the WORK message's reply subject
-    instance: str | None = Field(default=None, max_length=100)  # absent: the one of the last presence
+    instance: Text | None = Field(default=None, max_length=100)  # absent: the one of the last presence
 
 
 class Upload(Open):
@@ -182,7 +185,7 @@ class LeaseQuestion(Open):
     """Ask whether a lease is still the asker's."""
 
     job_id: UUID
-    epoch: int
+    epoch: Epoch
 
 
 class LeaseReply(Open):
@@ -227,7 +230,7 @@ class Report(Open):
     """How an attempt ended, as its agent tells it."""
 
     job_id: UUID
-    epoch: int
+    epoch: Epoch
     outcome: ReportOutcome
     elapsed_s: float = 0.0
     model: Text | None = None

@@ -143,6 +143,6 @@ async def _payloads(
     if not granted:
         return {}
     return {
-        row["id"]: Payload(row["model"], row["spec"], row["labels"], row["priority"])
+        row["id"]: Payload(row["kind"], row["model"], row["spec"], row["labels"], row["priority"])
         for row in await connection.fetch(sql("job_payload"), granted)
     }

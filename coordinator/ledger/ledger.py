@@ -97,7 +97,7 @@ class Ledger:
         batch: int = 500,
         waiting: int = 10_000,
     ) -> None:
-        """`on_changes` (job before, job after) and then `on_effects` are called after each commit, on the loop; they
+        """`on_effects` and then `on_changes` (job before, job after) are called after each commit, on the loop; they
         must not block. `waiting`: more commands than this make their callers wait.
         """
         self._given = pool_or_dsn
@@ -268,11 +268,11 @@ class Ledger:
         self._counts.commands += len(items) - len(again)
         self._counts.races += len(again)
         try:
+            if committed.effects:
+                self._on_effects(committed.effects)
             if self._on_changes is not None:
                 for before, after in committed.changes:
                     self._on_changes(before, after)
-            if committed.effects:
-                self._on_effects(committed.effects)
         except Exception as error:  # noqa: BLE001 - it is committed: the reconciler does what was missed
             self._counts.callback_failures += 1
             _log.error("effects not handed on", error=repr(error))

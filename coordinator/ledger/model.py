@@ -254,6 +254,7 @@ class Conflict:
 class Payload:
     """What a worker needs to do the job, as it is stored."""
 
+    kind: str
     model: str | None
     spec: dict[str, Any]
     labels: dict[str, str]

@@ -34,8 +34,6 @@ class LaneWork:
     lane: str
     waiting: int  # due and not offered; counted up to COUNT_LIMIT a priority
     offered: int  # in WORK, unclaimed
-    processing: int
-    next_due_at: datetime | None  # the first run_after that lies ahead
 
 
 @dataclass(frozen=True, slots=True)

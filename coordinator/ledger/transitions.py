@@ -99,7 +99,7 @@ from shared.states import (
     ReportOutcome,
     Verdict,
 )
-from shared.subjects import consumer_of, parse_delivery
+from shared.subjects import consumer_of, lane_of_consumer, parse_delivery
 
 
 def decide(job: Job | None, command: Command, now: datetime, policy: Policy) -> Decision:
@@ -145,16 +145,13 @@ def decide(job: Job | None, command: Command, now: datetime, policy: Policy) -> 
 def _unknown(command: Command) -> Decision:
     match command:
         case Claim():
-            return Decision(None, Denial(DenyReason.UNKNOWN), (Settle(_lane_of(command), command.token.seq),))
+            return Decision(
+                None, Denial(DenyReason.UNKNOWN), (Settle(lane_of_consumer(command.token.consumer), command.token.seq),)
+            )
         case Heartbeat():
             return Decision(None, Lost(LostReason.STALE))
         case _:
             return Decision(None, Nothing("no such job"))
-
-
-def _lane_of(claim: Claim) -> str:
-    """Return the lane of the consumer through which a delivery came."""
-    return claim.token.consumer.replace("--", ".", 1)
 
 
 # ------------------------------------------------------------------------------------------- admission and offers
@@ -208,7 +205,9 @@ def _withdraw(job: Job, c: Withdraw) -> Decision:
     if job.state is not JobState.PENDING or job.offered_at != c.offered_at:
         return Decision(job, Nothing("offered anew, or claimed"))
     after, effects = _unoffer(job)
-    return Decision(after, Done(), (*effects, Wake(job.lane)))
+    if c.reason != "unsent":  # what can't be sent now waits for the dispatcher's next round
+        effects = (*effects, Wake(job.lane))
+    return Decision(after, Done(), effects)
 
 
 def _unoffer(job: Job) -> tuple[Job, tuple[Effect, ...]]:
@@ -266,8 +265,9 @@ def _later(c: Claim, last: Attempt) -> bool:
 def _claim_pending(job: Job, c: Claim, now: datetime, policy: Policy) -> Decision:
     if c.token.seq <= job.spent_seq or job.offered_at is None:
         return Decision(job, Denial(DenyReason.SETTLED), (Settle(job.lane, c.token.seq),))
-    if c.token.seq < job.offered_seq:
-        return Decision(job, Denial(DenyReason.SETTLED))  # its message is gone; a newer one is out
+    recorded = job.offered_seq > job.spent_seq
+    if c.token.seq != job.offered_seq if recorded else c.token.seq > _highest_seq(now):
+        return Decision(job, Denial(DenyReason.SETTLED))  # not the message of this offer
     if c.paused == "lane":
         after, effects = _unoffer(replace(job, offered_seq=c.token.seq))
         return Decision(after, Denial(DenyReason.PAUSED), effects)
@@ -297,6 +297,14 @@ def _claim_pending(job: Job, c: Claim, now: datetime, policy: Policy) -> Decisio
         last=attempt,
     )
     return Decision(after, _grant(attempt, now, policy))
+
+
+def _highest_seq(now: datetime) -> int:
+    """Return what no sequence of WORK can be above: a stream starts at the clock's microseconds (decision 9).
+
+    Only for an offer whose place is not recorded yet; a day more than the clock says, should it have been set back.
+    """
+    return int((now + timedelta(days=1)).timestamp() * 1_000_000)
 
 
 def _not_here(job: Job, c: Claim, reason: DenyReason, policy: Policy) -> Decision:
@@ -524,10 +532,10 @@ def _ended(job: Job, outcome: AttemptOutcome, now: datetime, error: dict[str, An
 
 
 def _pending(ended: Job, now: datetime) -> Decision:
-    """Back to the backlog. Whatever message is out is spent; the next offer removes it, confirmed, and is a new one."""
-    effects: tuple[Effect, ...] = (Wake(ended.lane),)
-    if ended.run_after > now:  # it waits: don't leave its message lying until then
-        effects = _message_away(ended)
+    """Back to the backlog. Whatever message is out is spent and goes; the next offer is a new one."""
+    effects = _message_away(ended)
+    if ended.run_after <= now:
+        effects = (*effects, Wake(ended.lane))
     after = replace(ended, state=JobState.PENDING, offered_at=None, spent_seq=ended.offered_seq)
     return Decision(after, Done(), effects)
 

@@ -64,7 +64,10 @@ class World:
         self._coordinator = AsyncExitStack()
         self.coordinator = await self._coordinator.enter_async_context(running(self.settings))
         self.http = await self._coordinator.enter_async_context(aiohttp.ClientSession(self.coordinator.url))
-        await eventually(lambda: not self.coordinator.unready() and all(loop.rounds for loop in self.coordinator.loops))
+        started = self.coordinator
+        await eventually(
+            lambda: not started.unready() and started.reaper.graced and all(loop.rounds for loop in started.loops)
+        )
 
     async def stop_coordinator(self) -> None:
         """Stop it in good order."""
@@ -142,7 +145,7 @@ class World:
         for one in puppets:
             await one.bus.wait_connected(20)
         reconciler = self.coordinator.reconciler
-        await eventually(lambda: reconciler.seen == bus.connections)
+        await eventually(lambda: reconciler.seen == bus.connections and self.coordinator.reaper.graced)
 
 
 async def eventually_async(condition: Any, *, within_s: float = 20.0) -> None:

@@ -1,2 +1,2 @@
 -- What granted jobs are made from; their rows are locked.
-SELECT id, model, spec, labels, priority FROM job WHERE id = ANY ($1::uuid[])
+SELECT id, kind, model, spec, labels, priority FROM job WHERE id = ANY ($1::uuid[])

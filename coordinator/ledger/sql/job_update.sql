@@ -17,6 +17,11 @@ SET
     result = CASE WHEN new.result_is THEN new.result ELSE job.result END,
     result_epoch = CASE WHEN new.result_is THEN new.result_epoch ELSE job.result_epoch END,
     result_model = CASE WHEN new.result_is THEN new.result_model ELSE job.result_model END,
+    -- What was settled may have gone out under its epoch's message id, noted or not: a later state needs another.
+    published_epoch = CASE
+        WHEN job.finished_at IS NOT NULL AND new.state <> job.state THEN job.epoch
+        ELSE job.published_epoch
+    END,
     unpublished = (new.announced OR job.unpublished) AND new.finished_at IS NOT NULL
 FROM unnest(
     $1::uuid[], $2::text[], $3::timestamptz[], $4::integer[], $5::integer[], $6::integer[], $7::text[],

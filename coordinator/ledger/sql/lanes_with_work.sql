@@ -17,7 +17,7 @@ offered AS (
     SELECT lane, count(*) AS jobs FROM job WHERE state = 'pending' AND offered_at IS NOT NULL GROUP BY lane
 ),
 held AS (
-    SELECT lane, count(*) AS jobs FROM job WHERE state = 'processing' GROUP BY lane
+    SELECT DISTINCT lane FROM job WHERE state = 'processing'
 ),
 active AS (
     SELECT lane FROM waiting_lane WHERE lane IS NOT NULL
@@ -27,12 +27,9 @@ active AS (
 SELECT
     active.lane,
     due.jobs AS waiting,
-    coalesce(offered.jobs, 0) AS offered,
-    coalesce(held.jobs, 0) AS processing,
-    later.run_after AS next_due_at
+    coalesce(offered.jobs, 0) AS offered
 FROM active
 LEFT JOIN offered ON offered.lane = active.lane
-LEFT JOIN held ON held.lane = active.lane
 CROSS JOIN LATERAL (
     SELECT count(*) AS jobs
     FROM (VALUES (3::smallint), (2::smallint), (1::smallint), (0::smallint)) AS rank (priority)
@@ -45,17 +42,4 @@ CROSS JOIN LATERAL (
         LIMIT $1
     ) AS one
 ) AS due
-CROSS JOIN LATERAL (
-    SELECT min(first.run_after) AS run_after
-    FROM (VALUES (3::smallint), (2::smallint), (1::smallint), (0::smallint)) AS rank (priority)
-    CROSS JOIN LATERAL (
-        SELECT run_after
-        FROM job
-        WHERE
-            state = 'pending' AND offered_at IS NULL
-            AND lane = active.lane AND priority = rank.priority AND run_after > tandem_now()
-        ORDER BY run_after
-        LIMIT 1
-    ) AS first
-) AS later
 ORDER BY active.lane
