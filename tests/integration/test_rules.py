@@ -127,6 +127,19 @@ async def test_rule_08_a_new_process_that_does_not_list_it_gives_it_up_at_once(w
     assert (await world.job(job["id"]))["attempts"][0]["outcome"] == "released"
 
 
+async def test_rule_09_a_stream_made_anew_starts_above_every_sequence_the_ledger_has_seen(world: World) -> None:
+    mini = await world.puppet("mini")
+    seen = await world.submit(run_after=FAR)
+    ahead = 9_000_000_000_000_000  # above the clock's microseconds until the year 2255
+    await world.pool.execute("UPDATE job SET offered_seq = $1, spent_seq = $1 WHERE id = $2", ahead, UUID(seen["id"]))
+
+    await world.servers.nats.wipe()
+    await world.reconnected(mini)
+    await world.submit()
+
+    assert seq_of(await mini.pull()) > ahead
+
+
 async def test_rule_12_an_offer_without_a_message_is_made_again(world: World) -> None:
     mini = await world.puppet("mini")
     job = await world.submit()

@@ -67,6 +67,10 @@ class Puppet:
     async def claim(self, offer: Message, **more: Any) -> dict[str, Any]:
         """Claim what was pulled."""
         body = {"job_id": orjson.loads(offer.data)["job_id"], "delivery": offer.reply, **more}
+        return await self.ask_claim(body)
+
+    async def ask_claim(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Send a claim as it is."""
         return await self._ask(subjects.claim(self.worker), body)
 
     async def take(self, lane: str = "article.any") -> "Held":
