@@ -352,9 +352,11 @@ def _heartbeat(job: Job, c: Heartbeat, now: datetime, policy: Policy) -> Decisio
 
 
 def _beat(job: Job, last: Attempt, c: Heartbeat, now: datetime, policy: Policy, *, resumed: bool) -> Decision:
-    attempt = replace(last, heartbeat_at=now)
-    if c.stage is not None:
-        attempt = replace(attempt, stage=c.stage, progress=c.progress, heartbeats=last.heartbeats + 1)
+    if c.stage is None:  # only asks
+        attempt = replace(last, heartbeat_at=now)
+    else:
+        beats = last.heartbeats + 1
+        attempt = replace(last, heartbeat_at=now, stage=c.stage, progress=c.progress, heartbeats=beats)
     before, effects = _unoffer(job) if resumed else (job, ())
     lease_end = _lease_end(attempt, now, policy)
     after = replace(

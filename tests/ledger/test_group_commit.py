@@ -198,7 +198,7 @@ async def test_a_refused_report_is_kept_short(desk: Desk) -> None:
     await desk.do(completed(job))
     long = completed(job, text="x" * 300_000, settings={"seed": 1})
     assert (await desk.do(long)).verdict is Verdict.DUPLICATE  # type: ignore[union-attr]
-    huge = completed(job, settings={"a": "y" * 200_000}, epoch=2**80)
+    huge = completed(job, settings={"a": "y" * 200_000}, epoch=2**31 - 1)
     await desk.do(huge)
     rows = await desk.rows("rejected_result", job)
     assert [row["verdict"] for row in rows] == ["duplicate", "rejected"]
@@ -496,19 +496,26 @@ async def test_two_ledgers_race_and_each_epoch_is_granted_once(ledger_pool: asyn
 
 
 async def test_a_deadlock_is_tried_again_and_not_seen(desk: Desk) -> None:
-    """Another session locks two jobs against the id order."""
-    low, high = sorted([await desk.held(seq=1), await desk.held(seq=2)])
-    async with desk.pool.acquire() as other:
+    """Another session locks jobs against the id order. A third one holds the writer up until that one waits for it, so
+    that it is the writer who closes the circle, and whom Postgres throws out.
+    """
+    low, middle, high = sorted([await desk.held(seq=seq) for seq in (1, 2, 3)])
+    await desk.ledger._connection.execute("SET deadlock_timeout = '10ms'")
+    async with desk.pool.acquire() as other, desk.pool.acquire() as third:
         await other.execute("SET deadlock_timeout = '60s'")
-        await desk.ledger._connection.execute("SET deadlock_timeout = '10ms'")  # the writer is the one to find it
-        transaction = other.transaction()
-        await transaction.start()
+        against, holding = other.transaction(), third.transaction()
+        await against.start()
+        await holding.start()
         await other.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", high)
-        waiting = asyncio.create_task(desk.ledger.do_many([beat(low), beat(high)]))
+        await third.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", middle)
+        waiting = asyncio.create_task(desk.ledger.do_many([beat(low), beat(middle), beat(high)]))
         await waits_for_a_lock(desk.pool)
-        await other.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", low)
-        await transaction.commit()
-    assert [type(a) for a in await waiting] == [Held, Held]
+        blocked = asyncio.create_task(other.execute("SELECT FROM job WHERE id = $1 FOR UPDATE", low))
+        await waits_for_a_lock(desk.pool, 2)
+        await holding.commit()
+        await blocked
+        await against.commit()
+        assert [type(a) for a in await waiting] == [Held, Held, Held]
     assert desk.ledger.status()["conflicts"] >= 1
 
 

@@ -16,6 +16,7 @@ from coordinator.ledger.model import (
     Approve,
     Attempt,
     Cancel,
+    Claim,
     Command,
     Conflict,
     Decision,
@@ -138,6 +139,7 @@ COMMANDS: dict[str, Command] = {
     "withdraw": Withdraw(job_id=ID, offered_at=ago(3), reason="unclaimed"),
     "withdraw old": Withdraw(job_id=ID, offered_at=ago(4), reason="unclaimed"),
     "claim fresh": claim(ID, "book", 9),
+    "claim not its own": claim(ID, "book", 11),  # not the sequence that is recorded
     "claim again": claim(ID, "mini", 5),
     "claim old": claim(ID, "book", 3),
     "claim other lane": claim(ID, "book", 9, lane="image.any"),
@@ -193,6 +195,7 @@ offered             | no:- | no:P | done:O | no:P | done:O | no:P | no:P | no:H 
 withdraw            | no:- | no:P | done:P | no:P | done:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
 withdraw old        | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
 claim fresh         | unknown:- | settled:P | grant:H | settled:P | grant:H | settled:P | settled:P | leased:H | grant:H | grant:H | settled:C | settled:F | settled:X | settled:R
+claim not its own   | unknown:- | settled:P | settled:O | settled:P | settled:O | settled:P | settled:P | leased:H | settled:P | settled:P | settled:C | settled:F | settled:X | settled:R
 claim again         | unknown:- | settled:P | grant:H | settled:P | settled:O | settled:P | settled:P | grant:H | settled:H | settled:H | settled:C | settled:F | settled:X | settled:R
 claim old           | unknown:- | settled:P | settled:O | settled:P | settled:O | settled:P | settled:P | leased:H | settled:H | settled:H | settled:C | settled:F | settled:X | settled:R
 claim other lane    | unknown:- | unknown:P | unknown:O | unknown:P | unknown:O | unknown:P | unknown:P | unknown:H | unknown:H | unknown:H | unknown:C | unknown:F | unknown:X | unknown:R
@@ -238,6 +241,14 @@ reject again        | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:H | no
 """  # noqa: E501 - a table
 
 
+def _through_this_offer(command: Command, job: Job | None) -> Command:
+    """A claim through message 9 stands for one through a fresh delivery of the message that is out."""
+    if not isinstance(command, Claim) or command.token.seq != 9 or job is None or not job.offered_seq:
+        return command
+    lane = command.token.consumer.replace("--", ".")
+    return claim(ID, command.worker, job.offered_seq, count=2, lane=lane, paused=command.paused)
+
+
 def _cells() -> list[tuple[str, str, str]]:
     head, *lines = [[cell.strip() for cell in line.split("|")] for line in TABLE.strip("\n").splitlines()]
     assert head[1:] == list(SITUATIONS)
@@ -248,7 +259,8 @@ def _cells() -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize(("command", "situation", "expected"), _cells(), ids=lambda v: str(v).replace(" ", "-"))
 def test_every_command_in_every_situation(command: str, situation: str, expected: str) -> None:
     job = SITUATIONS[situation]
-    decision = decide(job, COMMANDS[command], NOW, POLICY)
+    command_now = _through_this_offer(COMMANDS[command], job)
+    decision = decide(job, command_now, NOW, POLICY)
     assert f"{_word(decision.answer)}:{_letter(decision.job)}" == expected
     _well_formed(job, decision)
 
@@ -601,6 +613,19 @@ def test_a_mac_that_slept_over_its_deadline_has_lapsed_and_not_hung() -> None:
     slept = replace(SITUATIONS["hung"], last=replace(SITUATIONS["hung"].last, heartbeat_at=ago(91)))
     after = decide(slept, Expire(job_id=ID), NOW, POLICY).job
     assert (after.attempt, after.lease_losses, after.last.outcome) == (0, 1, AttemptOutcome.LEASE_EXPIRED)
+
+
+def test_a_claim_through_an_offer_whose_place_is_not_recorded_yet_is_granted() -> None:
+    unplaced = replace(SITUATIONS["lapsed"], offered_at=ago(1))
+    after = decide(unplaced, claim(ID, "book", 8), NOW, POLICY).job
+    assert (after.state, after.offered_seq, after.epoch) == (JobState.PROCESSING, 8, 3)
+
+
+@pytest.mark.parametrize("situation", ["offered", "reoffered", "lapsed"])
+def test_a_claim_through_an_invented_sequence_is_denied_and_leaves_no_trace(situation: str) -> None:
+    job = replace(SITUATIONS[situation], offered_at=ago(1))
+    decision = decide(job, claim(ID, "book", 4_000_000_000_000_000_000 // 10), NOW, POLICY)
+    assert (decision.answer, decision.job) == (Denial(DenyReason.SETTLED), job)
 
 
 def test_grace_gives_an_overdue_lease_a_full_ttl_and_never_shortens_one() -> None:

@@ -247,10 +247,10 @@ async def store(
     ]
 
 
-async def waits_for_a_lock(pool: asyncpg.Pool) -> None:
-    """Return once some session on this database waits for a lock; TimeoutError after 10 s."""
+async def waits_for_a_lock(pool: asyncpg.Pool, sessions: int = 1) -> None:
+    """Return once so many sessions on this database wait for a lock; TimeoutError after 10 s."""
     async with asyncio.timeout(10):
-        while not await pool.fetchval(
+        while sessions > await pool.fetchval(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         ):
             pass
