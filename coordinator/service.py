@@ -43,7 +43,7 @@ from shared import subjects
 from shared.bus import Bus, Subscription
 from shared.loops import Loop
 from shared.states import WorkerState
-from shared.streams import ensure_intake_consumers, ensure_streams
+from shared.streams import RESULTS_KEPT_S, ensure_intake_consumers, ensure_streams
 
 _log = structlog.get_logger()
 
@@ -281,8 +281,9 @@ async def _provision(settings: CoordinatorSettings, bus: Bus, queries: Queries) 
             await provisioner.wait_connected(10.0)
             made = await ensure_streams(provisioner, first_seq=first_seq, replicas=settings.replicas)
     await ensure_intake_consumers(bus)
+    again = await queries.republish(RESULTS_KEPT_S) if "RESULTS" in made else 0
     if made:
-        _log.info("streams made", streams=made, first_seq=first_seq)
+        _log.info("streams made", streams=made, first_seq=first_seq, results_again=again)
     return made
 
 

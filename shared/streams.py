@@ -44,6 +44,9 @@ _COMMON: Mapping[str, Any] = {
     "allow_direct": True,
 }
 
+RESULTS_KEPT_S = 7 * 24 * 3600
+"""How long RESULTS keeps a message."""
+
 STREAMS: Mapping[str, Mapping[str, Any]] = {
     # The dedupe window only has to cover a publisher's retries: idempotency is the ledger's.
     "SUBMIT": {
@@ -78,7 +81,7 @@ STREAMS: Mapping[str, Mapping[str, Any]] = {
         "retention": "limits",
         "subjects": ["tandem.result.*.*.*"],
         "max_bytes": 2048 * _MIB,
-        "max_age": 7 * 24 * 3600 * _S,
+        "max_age": RESULTS_KEPT_S * _S,
         "duplicate_window": 2 * 3600 * _S,
     },
 }

@@ -25,6 +25,7 @@ COUNT_LIMIT = 1000
 
 _MAX_REASON = 4000
 _MAX_NAME = 200
+_REPUBLISH_BATCH = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,14 @@ class Queries:
     async def mark_published(self, sent: Sequence[tuple[UUID, int, str]]) -> None:
         """Note that RESULTS has these (job, epoch, state); one that has moved on since stays to be published."""
         await self._all("mark_published", [s[0] for s in sent], [s[1] for s in sent], [s[2] for s in sent])
+
+    async def republish(self, age_s: float) -> int:
+        """Have everything that was settled within `age_s` go out again, RESULTS being lost; return how many."""
+        count, after = 0, None
+        while rows := await self._all("republish", age_s, after, _REPUBLISH_BATCH):
+            count += len(rows)
+            after = max(row["id"] for row in rows)
+        return count
 
     async def highest_seq(self) -> int:
         """Return the highest WORK sequence that the ledger has seen; 0 = none (rule 9). Reads the whole table."""

@@ -1,5 +1,8 @@
 """NATS loses its disk: streams, consumers and WORK are made again from the ledger; nothing is lost or doubled."""
 
+import orjson
+
+from tests.support.servers import eventually
 from tests.support.world import World
 
 
@@ -20,6 +23,23 @@ async def test_everything_is_rebuilt_from_the_ledger(world: World) -> None:
     await held.report()
     await held.verdict("accepted")
     assert (await world.job(running["id"]))["state"] == "completed"
+
+
+async def test_results_that_were_lost_with_the_disk_go_out_again(world: World) -> None:
+    mini = await world.puppet("mini")
+    job = await world.submit()
+    held = await mini.take()
+    await held.report()
+    await held.verdict("accepted")
+    await eventually(lambda: world.coordinator.results.published == 1)
+
+    await world.servers.nats.wipe()
+    await world.reconnected(mini)
+    async with world.servers.open("publisher:local") as publisher:
+        message = await publisher.pull_one("RESULTS", "results-local", expires_s=10)
+
+    assert message is not None
+    assert orjson.loads(message.data)["job_id"] == job["id"]
 
 
 async def test_an_ack_from_before_the_loss_hits_no_message_from_after_it(world: World) -> None:
