@@ -185,6 +185,7 @@ def _compose(
         made = await _provision(settings, bus, queries)
         for source in _sources(settings):
             await results.ensure(source)
+        by_name["results"].wake()
         return made
 
     reconciler = Reconciler(bus, ledger, queries, lanes, provision)

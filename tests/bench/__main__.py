@@ -18,7 +18,7 @@ from shared import log
 from tests.bench import claims, gap, heartbeats, latency, memory, throughput
 from tests.bench.filling import fill
 from tests.bench.findings import Finding, Findings
-from tests.bench.rig import Rig, rig
+from tests.bench.rig import Rig, StuckError, rig
 
 PARTS = {
     "throughput": throughput.measure,
@@ -67,8 +67,12 @@ async def _parts(options: argparse.Namespace, made: Rig, findings: Findings, set
     async with made.nats_with(sync):
         for name in names:
             began = time.monotonic()
-            for finding in await PARTS[name](made):
-                findings.add(finding.at(settled, sync))
+            try:
+                for finding in await PARTS[name](made):
+                    findings.add(finding.at(settled, sync))
+            except StuckError as error:
+                findings.add(Finding(name, "STUCK", 0, "", note=str(error)).at(settled, sync))
+                await made.clear()
             findings.say(f"{name}, {settled:,} settled, sync {sync}: {time.monotonic() - began:.0f} s")
 
 

@@ -34,6 +34,17 @@ _COORDINATOR = "from coordinator.cli import main; main()"
 _AGENT = "from agent.cli import main; main()"
 
 
+_LEFT = """
+SELECT state, count(*) AS jobs, count(offered_at) AS offered, min(epoch) AS epoch, count(*) FILTER (WHERE unpublished)
+    AS unpublished, max(now() - created_at)::text AS age, min(id::text) AS one
+FROM job WHERE source = 'bench' AND (state <> 'completed' OR unpublished) GROUP BY state
+"""
+
+
+class StuckError(Exception):
+    """Jobs of the bench's own did not end in time."""
+
+
 class Rig:
     def __init__(self, folder: Path, postgres: EmbeddedPostgres, log_level: str) -> None:
         self.folder = folder
@@ -143,10 +154,18 @@ class Rig:
             await connection.close()
 
     async def results(self, count: int, *, within_s: float) -> None:
-        """Return when RESULTS holds so many messages: cheap to ask, even beside a full ledger."""
-        async with asyncio.timeout(within_s), self.servers.open("coordinator") as bus:
-            while (await bus.api("STREAM.INFO.RESULTS"))["state"]["messages"] < count:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        """Return when RESULTS holds so many messages: cheap to ask, even beside a full ledger.
+
+        StuckError with what the ledger says of the others when they are not there in time.
+        """
+        try:
+            async with asyncio.timeout(within_s), self.servers.open("coordinator") as bus:
+                while (await bus.api("STREAM.INFO.RESULTS"))["state"]["messages"] < count:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            left = [dict(row) for row in await self.sql(_LEFT)]
+            msg = f"not {count} results within {within_s} s; the ledger has of its unfinished: {left}"
+            raise StuckError(msg) from None
 
     async def clear(self) -> None:
         """Remove all that the bench's own source had in the ledger; the filling stays."""

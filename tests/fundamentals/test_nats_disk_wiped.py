@@ -2,6 +2,7 @@
 
 import orjson
 
+from tests.support.puppet import WAIT_S
 from tests.support.servers import eventually
 from tests.support.world import World
 
@@ -36,7 +37,7 @@ async def test_results_that_were_lost_with_the_disk_go_out_again(world: World) -
     await world.servers.nats.wipe()
     await world.reconnected(mini)
     async with world.servers.open("publisher:local") as publisher:
-        message = await publisher.pull_one("RESULTS", "results-local", expires_s=10)
+        message = await publisher.pull_one("RESULTS", "results-local", expires_s=WAIT_S)
 
     assert message is not None
     assert orjson.loads(message.data)["job_id"] == job["id"]

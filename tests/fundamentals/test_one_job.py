@@ -8,6 +8,7 @@ import orjson
 from PIL import Image
 
 from tests.support.agents import agent
+from tests.support.puppet import WAIT_S
 from tests.support.world import World
 
 
@@ -64,7 +65,7 @@ async def test_a_submission_over_nats_comes_back_on_results(world: World, tmp_pa
     async with agent(world.servers, "mini", tmp_path), world.servers.open("publisher:local") as publisher:
         body = {"key": "post-812-rev-3", "kind": "article", "spec": {"prompt": "Over NATS"}}
         await publisher.js_publish("tandem.submit.local", orjson.dumps(body))
-        message = await publisher.pull_one("RESULTS", "results-local", expires_s=10)
+        message = await publisher.pull_one("RESULTS", "results-local", expires_s=WAIT_S)
         assert message is not None
         await publisher.ack(message)
 

@@ -2,6 +2,7 @@
 
 import orjson
 
+from tests.support.puppet import WAIT_S
 from tests.support.world import World
 
 
@@ -32,7 +33,7 @@ async def test_publisher_gets_one_message_with_the_result(world: World) -> None:
         await held.verdict(verdict)
 
     async with world.servers.open("publisher:local") as publisher:
-        message = await publisher.pull_one("RESULTS", "results-local", expires_s=10)
+        message = await publisher.pull_one("RESULTS", "results-local", expires_s=WAIT_S)
         assert message is not None
         await publisher.ack(message)
         assert await publisher.pull_one("RESULTS", "results-local", expires_s=0.2) is None

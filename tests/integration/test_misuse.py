@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from shared import subjects
 from shared.streams import last_message_seq
+from tests.support.puppet import WAIT_S
 from tests.support.servers import eventually, own_servers
 from tests.support.world import World, eventually_async
 from tests.support.world import world as open_world
@@ -205,10 +206,10 @@ async def test_an_approval_right_after_the_first_announcement_is_announced_too(w
     await held.report()
     await held.verdict("accepted")
     async with world.servers.open("publisher:local") as publisher:
-        first = await publisher.pull_one("RESULTS", "results-local", expires_s=10)
+        first = await publisher.pull_one("RESULTS", "results-local", expires_s=WAIT_S)
         await world.pool.execute("UPDATE job SET unpublished = true, published_epoch = NULL")  # the ack was lost
         await world.act(job["id"], "approve")
-        second = await publisher.pull_one("RESULTS", "results-local", expires_s=10)
+        second = await publisher.pull_one("RESULTS", "results-local", expires_s=WAIT_S)
 
     assert first is not None
     assert second is not None
@@ -223,7 +224,7 @@ async def test_a_result_too_large_for_one_message_is_announced_without_its_text(
     await held.verdict("accepted")
 
     async with world.servers.open("publisher:local") as publisher:
-        message = await publisher.pull_one("RESULTS", "results-local", expires_s=10)
+        message = await publisher.pull_one("RESULTS", "results-local", expires_s=WAIT_S)
 
     assert message is not None
     body = orjson.loads(message.data)

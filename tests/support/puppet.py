@@ -15,7 +15,7 @@ from shared import subjects
 from shared.bus import Bus, Message, NoResponders, PubAck
 from tests.support.servers import TandemServers
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 """Longer than anything here takes; a test that waits this long has failed."""
 
 

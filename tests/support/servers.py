@@ -118,7 +118,7 @@ async def servers(nats_server: EmbeddedNats) -> TandemServers:
     return shared
 
 
-async def eventually(condition: Callable[[], object], *, within_s: float = 10.0) -> None:
+async def eventually(condition: Callable[[], object], *, within_s: float = 30.0) -> None:
     """Return once the condition holds; TimeoutError if it does not in time. For what no event announces."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - such as a server's own view of things

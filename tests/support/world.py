@@ -148,7 +148,7 @@ class World:
         await eventually(lambda: reconciler.seen == bus.connections and self.coordinator.reaper.graced)
 
 
-async def eventually_async(condition: Any, *, within_s: float = 20.0) -> None:
+async def eventually_async(condition: Any, *, within_s: float = 30.0) -> None:
     """Return once the awaited condition holds; TimeoutError if it does not in time."""
     async with asyncio.timeout(within_s):
         while not await condition():  # noqa: ASYNC110 - what the ledger shows is announced by no event
