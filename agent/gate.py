@@ -6,6 +6,7 @@ The puller asks before each pull, the runner before it starts a generator, prese
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from shared.states import WorkerState
 
@@ -30,18 +31,20 @@ class Gate:
     @property
     def state(self) -> WorkerState:
         """What presence says."""
-        if self.stopping or WorkerState.DRAINING in {self.ordered, self.wanted}:
-            return WorkerState.DRAINING
-        if WorkerState.PAUSED in {self.ordered, self.wanted}:
-            return WorkerState.PAUSED
-        return WorkerState.READY if self.able() else WorkerState.UNHEALTHY
+        match self.told():
+            case "drain":
+                return WorkerState.DRAINING
+            case "paused":
+                return WorkerState.PAUSED
+            case None:
+                return WorkerState.READY if self.able() else WorkerState.UNHEALTHY
 
-    def told(self) -> str | None:
+    def told(self) -> Literal["drain", "paused"] | None:
         """Return why a job that has come all the same must go back: somebody said so; None if nobody did."""
-        state = self.state
-        if state is WorkerState.DRAINING:
+        orders = (self.ordered, self.wanted)
+        if self.stopping or WorkerState.DRAINING in orders:
             return "drain"
-        return "paused" if state is WorkerState.PAUSED else None
+        return "paused" if WorkerState.PAUSED in orders else None
 
     def why_not(self, *, once_answered: bool = False) -> str | None:
         """Return why no work may be taken now, in one word; None: take it.

@@ -48,7 +48,6 @@ class SleepWatch:
     clock: Clock
     grace_s: float
     on_gap: list[Callable[[], None]] = field(default_factory=list)
-    gaps: int = 0
     _seen: float = 0.0
     _seen_awake: float = 0.0
     _grace_until: float = 0.0
@@ -70,7 +69,6 @@ class SleepWatch:
         if passed_s < WATCH_S + GAP_S:
             return
         asleep_s = passed_s - awake_s
-        self.gaps += 1
         if asleep_s > GAP_S:
             self._grace_until = now + self.grace_s
         _log.info("time passed unseen", passed_s=round(passed_s, 1), asleep_s=round(max(asleep_s, 0), 1))

@@ -133,48 +133,23 @@ class Leases:
 
     def open(self, granted: Granted, delivery: str, asked_at: float) -> Attempt:
         """Hold a granted claim that was asked for at `asked_at`."""
-        loop = asyncio.get_running_loop()
         return self._hold(
-            Attempt(
-                job_id=granted.job.id,
-                epoch=granted.epoch,
-                delivery=delivery,
-                kind=granted.job.kind,
-                model=granted.job.model,
-                heartbeat_s=granted.heartbeat_s,
-                upload=granted.upload,
-                started_at=self._now(),
-                changed_at=self._now(),
-                deadline_at=asked_at + granted.deadline_s,
-                now=self._now,
-                stopped=loop.create_future(),
-                lost=loop.create_future(),
-            )
+            granted.job.id,
+            granted.epoch,
+            delivery=delivery,
+            kind=granted.job.kind,
+            model=granted.job.model,
+            heartbeat_s=granted.heartbeat_s,
+            upload=granted.upload,
+            deadline_at=asked_at + granted.deadline_s,
         )
 
     def adopt(
         self, job_id: UUID, epoch: int, *, delivery: str, kind: str, upload: Upload, heartbeat_s: float
     ) -> Attempt:
         """Hold an attempt of an earlier process whose result lies in the spool."""
-        loop = asyncio.get_running_loop()
-        attempt = self._hold(
-            Attempt(
-                job_id=job_id,
-                epoch=epoch,
-                delivery=delivery,
-                kind=kind,
-                model=None,
-                heartbeat_s=heartbeat_s,
-                upload=upload,
-                started_at=self._now(),
-                changed_at=self._now(),
-                deadline_at=float("inf"),
-                now=self._now,
-                stopped=loop.create_future(),
-                lost=loop.create_future(),
-                stage_name="finalizing",
-            )
-        )
+        attempt = self._hold(job_id, epoch, delivery=delivery, kind=kind, heartbeat_s=heartbeat_s, upload=upload)
+        attempt.stage_name = "finalizing"
         self.deliver(attempt)
         return attempt
 
@@ -234,6 +209,33 @@ class Leases:
 
         await asyncio.gather(*(one(attempt) for attempt in self if attempt.doubtful))
 
-    def _hold(self, attempt: Attempt) -> Attempt:
+    def _hold(
+        self,
+        job_id: UUID,
+        epoch: int,
+        *,
+        delivery: str,
+        kind: str,
+        heartbeat_s: float,
+        upload: Upload,
+        model: str | None = None,
+        deadline_at: float = float("inf"),
+    ) -> Attempt:
+        loop, now = asyncio.get_running_loop(), self._now()
+        attempt = Attempt(
+            job_id=job_id,
+            epoch=epoch,
+            delivery=delivery,
+            kind=kind,
+            model=model,
+            heartbeat_s=heartbeat_s,
+            upload=upload,
+            started_at=now,
+            changed_at=now,
+            deadline_at=deadline_at,
+            now=self._now,
+            stopped=loop.create_future(),
+            lost=loop.create_future(),
+        )
         self._held[attempt.key] = attempt
         return attempt

@@ -56,7 +56,6 @@ class PresenceRounds:
         self._unanswered = 0
         self._version = importlib.metadata.version("tandem")
         self.announced: tuple[WorkerState, int] | None = None
-        self.answers = 0
 
     async def once(self) -> None:
         """Announce, and take the answer; BusError when there is none."""
@@ -91,7 +90,6 @@ class PresenceRounds:
 
     def _take(self, reply: PresenceReply) -> None:
         self._unanswered = 0
-        self.answers += 1
         offers = [offer for offer in reply.lanes if self._registry.serves(offer.kind, offer.slug)]
         if [o.consumer for o in offers] != [o.consumer for o in self._lanes.offers]:
             _log.info("lanes", consumers=[offer.consumer for offer in offers])

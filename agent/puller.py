@@ -17,10 +17,10 @@ from agent.gate import Gate
 from agent.runner import RunEnd, Runner
 from agent.slots import Slot, Slots
 from shared.bus import Bus, BusError, Message
+from shared.streams import GROUP
 from shared.wire import LaneOffer, Offer
 
 STREAM = "WORK"
-GROUP = "workers"
 FAIR_RUN = 8
 _LOOK_AGAIN_S = 1.0
 _IDLE_PULLS = 4

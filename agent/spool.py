@@ -13,11 +13,9 @@ Upload tokens lie here, so everything is the owner's alone (0600, 0700).
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from pathlib import Path
 import structlog
 from pydantic import Field
 
+from shared.private_file import sync, sync_folder, write_synced
 from shared.wire import ARTIFACT_NAME_PATTERN, Open, Report, Upload
 
 SET_ASIDE = "set-aside"
@@ -209,14 +208,6 @@ class Spool:
         return aside
 
 
-def sync(descriptor: int) -> None:
-    """Have the disk keep what was written; on macOS plain fsync stops at the drive's cache."""
-    if sys.platform == "darwin":
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    else:
-        os.fsync(descriptor)
-
-
 def _check_folder(path: Path, parcel: Parcel) -> None:
     if path.name != parcel.name:
         msg = f"holds {parcel.name}"
@@ -241,9 +232,9 @@ def _write_file(root: Path, parcels: Sequence[Parcel], gone: Sequence[Path]) -> 
         return path, results
     temporary = path.with_name(f".{path.name}")
     try:
-        _write(temporary, b"".join(lines))
+        write_synced(temporary, b"".join(lines))
         temporary.rename(path)
-        _sync_folder(root)
+        sync_folder(root)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -271,40 +262,21 @@ def _write_folder(root: Path, parcel: Parcel, sources: Sequence[Path]) -> Entry:
         for file, source in zip(parcel.files, sources, strict=True):
             source.rename(temporary / file.stored)
             _keep(temporary / file.stored)
-        _write(temporary / _RESULT, parcel.model_dump_json(by_alias=True).encode())
-        _sync_folder(temporary)
+        write_synced(temporary / _RESULT, parcel.model_dump_json(by_alias=True).encode())
+        sync_folder(temporary)
         _remove(path)
         temporary.rename(path)
-        _sync_folder(root)
+        sync_folder(root)
     except OSError:
         _remove(temporary)
         raise
     return Entry(parcel, path)
 
 
-def _write(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        data = memoryview(content)
-        while data:
-            data = data[os.write(descriptor, data) :]
-        sync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _keep(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fchmod(descriptor, 0o600)
-        sync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
         sync(descriptor)
     finally:
         os.close(descriptor)

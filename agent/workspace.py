@@ -5,7 +5,6 @@ data/spool/       results that wait for their verdict (`spool`)
 data/work/        <job>.<epoch>/, gone after the job; what a dead process left is removed at the next start
 """
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shared.errors import ConfigurationError
+from shared.folder_lock import FolderTakenError, lock
 
 OWNER_ONLY_DIR = 0o700
 
@@ -23,22 +23,17 @@ def data_folder(root: Path, instance: str) -> Iterator[Path]:
     root = root.expanduser().resolve()
     try:
         root.mkdir(mode=OWNER_ONLY_DIR, parents=True, exist_ok=True)
-        lock = os.open(root / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        held = lock(root / "agent.lock", f"pid {os.getpid()}, instance {instance}")
     except OSError as error:
         msg = f"data folder {root}: {error}"
         raise ConfigurationError(msg) from None
+    except FolderTakenError as taken:
+        msg = f"data folder {root} is in use by another agent ({taken.owner}); stop it, or choose another folder"
+        raise ConfigurationError(msg) from None
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(lock, 200).decode("utf-8", "replace").strip() or "unknown"
-            msg = f"data folder {root} is in use by another agent ({owner}); stop it, or choose another folder"
-            raise ConfigurationError(msg) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"pid {os.getpid()}, instance {instance}\n".encode(), 0)
         yield root
     finally:
-        os.close(lock)
+        os.close(held)
 
 
 class Workspaces:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shared.errors import TandemError
+from shared.private_file import sync, sync_folder
 
 
 class WrongContentError(TandemError):
@@ -49,13 +50,13 @@ class Incoming:
             if self._hash.hexdigest() != sha256:
                 msg = f"sha256 of what arrived is {self._hash.hexdigest()}, announced was {sha256}"
                 raise WrongContentError(msg)
-            os.fsync(self._open())
+            sync(self._open())
             new = not final.exists()
             if not final.parent.exists():
                 final.parent.mkdir(mode=0o700, exist_ok=True)
-                _sync_folder(final.parent.parent)
+                sync_folder(final.parent.parent)
             self._path.replace(final)
-            _sync_folder(final.parent)
+            sync_folder(final.parent)
             return new
 
     def discard(self) -> None:
@@ -125,11 +126,3 @@ def digest(path: Path) -> str | None:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -16,11 +16,21 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
+from urllib.parse import quote
+from uuid import UUID
 
 from coordinator.artifact_files import Content, Incoming, WrongContentError, digest, remove_unless_locked
 from shared.errors import TandemError
 
-__all__ = ["ArtifactStore", "FolderStore", "MissingContentError", "NoRoomError", "Stored", "WrongContentError"]
+__all__ = [
+    "ArtifactStore",
+    "FolderStore",
+    "MissingContentError",
+    "NoRoomError",
+    "Stored",
+    "WrongContentError",
+    "artifact_url",
+]
 
 CHUNK_BYTES = 256 * 1024
 """What is hashed, written or read at a time, and so the memory that one transfer takes (a few of these)."""
@@ -178,6 +188,11 @@ class FolderStore:
         except FileNotFoundError:
             return False
         return True
+
+
+def artifact_url(base_url: str, job_id: UUID, name: str) -> str:
+    """Return where readers get a file of a job's accepted result; `base_url` is the HTTP side's, without a slash."""
+    return f"{base_url}/v1/jobs/{job_id}/artifacts/{quote(name, safe='')}"
 
 
 def _file_system_now(folder: Path) -> float:

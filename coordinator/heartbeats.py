@@ -1,9 +1,11 @@
 """Heartbeats: every `+WPI` that passes by extends the ledger's lease too (DESIGN §1; PROTOCOL, Take work, 4)."""
 
+import asyncio
 import math
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -23,6 +25,10 @@ _MAX_EPOCH = 2**31 - 1
 _MAX_STAGE = 64
 _MAX_ELAPSED_S = 1e9
 
+_BATCH = 500
+_WAITING_MOST = 65_536
+"""More beats than this behind the ledger, and the oldest is dropped: the lease's next one says the same."""
+
 
 @dataclass(slots=True)
 class Heartbeats:
@@ -34,26 +40,43 @@ class Heartbeats:
     taken: int = 0
     lost: int = 0  # beats whose lease was gone
     bad: int = 0  # `+WPI` without readable headers, or from a wrong sender
+    _beats: deque[Message] = field(default_factory=lambda: deque(maxlen=_WAITING_MOST))
+    _came: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def subscribe(self) -> list[Subscription]:
         """Start listening; the coordinators share the beats."""
         return [await self.bus.subscribe(subjects.HEARTBEATS, self._on_ack, queue=subjects.COORDINATORS)]
 
-    async def _on_ack(self, message: Message) -> None:
-        if message.data != b"+WPI":
-            return  # our own settlements pass here too
-        command = read(message.headers or {})
-        if command is None:
-            self.bad += 1
-            return
+    async def run(self) -> None:
+        """Take the beats that came, together; those that come meanwhile are the next commit's. Until cancelled."""
+        while True:
+            while not self._beats:
+                self._came.clear()
+                await self._came.wait()
+            await self._take([self._beats.popleft() for _ in range(min(len(self._beats), _BATCH))])
+
+    def _on_ack(self, message: Message) -> None:
+        if message.data == b"+WPI":  # our own settlements pass here too
+            self._beats.append(message)
+            self._came.set()
+
+    async def _take(self, messages: Sequence[Message]) -> None:
         try:
-            if not await self.directory.is_sender(message.sender, command.worker):
-                self.bad += 1
-                return
-            answer = await self.ledger.do(command)
+            commands = [command for m in messages if (command := await self._read(m)) is not None]
         except LedgerDownError:
-            return  # the next beat counts; leases get grace when the ledger is back
-        await self._answered(command, answer)
+            return  # the next beats count; leases get grace when the ledger is back
+        for command, answer in zip(commands, await self.ledger.do_each(commands), strict=True):
+            if isinstance(answer, Exception):
+                continue  # the ledger has said so
+            await self._answered(command, answer)
+
+    async def _read(self, message: Message) -> Heartbeat | None:
+        """Return the beat if it can be read, and is of the worker that it names."""
+        command = read(message.headers or {})
+        if command is not None and await self.directory.is_sender(message.sender, command.worker):
+            return command
+        self.bad += 1
+        return None
 
     async def _answered(self, command: Heartbeat, answer: Answer) -> None:
         if isinstance(answer, Held):

@@ -5,7 +5,6 @@ and rights only. Every name is checked before it becomes part of a subject. Call
 command line, and whoever sets up a VPS; the running server learns of a change by a reload.
 """
 
-import os
 import re
 import secrets
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from shared.ids import NAME_PATTERN
 from shared.nkey import new_seed, public_key
+from shared.private_file import replace_private
 
 _NAME = re.compile(NAME_PATTERN)
 _PUBLIC = re.compile(r"^U[A-Z2-7]{55}$")
@@ -213,9 +213,4 @@ def _text(value: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a private file at once or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    part.replace(path)
+    replace_private(path, text.encode())

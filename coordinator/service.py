@@ -236,6 +236,7 @@ async def _start(
         ("feed", coordinator.feed.run),
         ("intake", coordinator.intake.run),
         ("reports", coordinator.reports.run),
+        ("heartbeats", coordinator.heartbeats.run),
     ):
         started.append(tasks.create_task(run(), name=name))
     _log.info("coordinator serves", http=runner.url)

@@ -7,7 +7,6 @@
 The rest belongs to NATS and Postgres (`embedded.py`), the artifact store, and the local agents (`up_agents.py`).
 """
 
-import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ from typing import Any
 import orjson
 
 from shared.errors import ConfigurationError
+from shared.folder_lock import FolderTakenError, lock
+from shared.private_file import replace_private
 
 CONNECTION = "connection.json"
 ROLES = ("admin", "publisher", "viewer")
@@ -30,22 +31,17 @@ def only_one(data: Path) -> Iterator[None]:
     try:
         mode = 0o711 if os.geteuid() == 0 else 0o700  # as root, Postgres's user passes through
         data.mkdir(mode=mode, parents=True, exist_ok=True)
-        lock = os.open(data / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        held = lock(data / "up.lock", str(os.getpid()))
     except OSError as error:
         msg = f"data folder {data}: {error.strerror}"
         raise ConfigurationError(msg) from None
+    except FolderTakenError as taken:
+        msg = f"{data} is in use: tandem runs there already (pid {taken.owner}); stop it, or choose another --data"
+        raise ConfigurationError(msg) from None
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(lock, 100).decode("utf-8", "replace").strip() or "unknown"
-            msg = f"{data} is in use: tandem runs there already (pid {owner}); stop it, or choose another --data"
-            raise ConfigurationError(msg) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
         yield
     finally:
-        os.close(lock)
+        os.close(held)
 
 
 def tokens_of(data: Path) -> dict[str, str]:
@@ -63,10 +59,4 @@ def tokens_of(data: Path) -> dict[str, str]:
 
 def write_private(path: Path, content: Any) -> None:
     """Write JSON for the owner alone, at once or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    replace_private(path, orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

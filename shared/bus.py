@@ -47,7 +47,7 @@ __all__ = [
     "TooLarge",
 ]
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger()
 
 _NO_RESPONDERS = 503
 _ACK_PREFIX = "$JS.ACK."
@@ -83,7 +83,7 @@ class Bus(Connection):
         if message.reply.startswith(_REPLY_PREFIXES):
             await self.publish(message.reply, data)
         else:
-            log.warning("reply_subject_refused", subject=message.subject, reply=message.reply)
+            _log.warning("reply subject refused", subject=message.subject, reply=message.reply)
 
     async def request(
         self, subject: str, data: bytes = b"", *, timeout_s: float, headers: Mapping[str, str] | None = None

@@ -20,8 +20,10 @@ from shared.backoff import RECONNECT_S, reconnect_delay_s
 from shared.bus_link import Link, Sink
 from shared.bus_subscription import Subscription
 from shared.bus_types import BusDown, BusTimeout, Denied, Message, TooLarge, encode_headers
+from shared.errors import ConfigurationError
+from shared.nkey import public_key
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger()
 
 _SUBJECT_MOST_BYTES = 2000
 """Of a control line of 4096 with subject and reply, over which the server closes the connection (facts/nats.md §6)."""
@@ -51,10 +53,11 @@ class Connection:
 
         `inbox_prefix` is where this identity may hear answers; a random part is added, so that several processes can
         share one. A peer that leaves `max_outstanding_pings` unanswered is aborted. `stuck_s` bounds a polite goodbye.
+        Raises ConfigurationError for a seed that is none: no server will ever take it.
         """
         self._urls = [part.strip() for part in url.split(",")]
         self._name = name
-        self._seed = seed
+        self._seed = _checked_seed(name, seed)
         self._tls = tls
         self._delays_s = reconnect_delays_s
         self._ping_interval_s = ping_interval_s
@@ -91,7 +94,7 @@ class Connection:
             try:
                 await link.flush(self._stuck_s)
             except (BusDown, TimeoutError):
-                log.info("bus_closed_unflushed", name=self._name)
+                _log.info("bus closed unflushed", name=self._name)
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
@@ -181,9 +184,12 @@ class Connection:
                 await self._open(link, url)
                 opened_at = loop.time()
                 why = await asyncio.shield(link.lost)
-                log.warning("bus_lost", name=self._name, url=url, error=repr(why))
+                _log.warning("bus lost", name=self._name, url=url, error=repr(why))
             except Exception as error:  # noqa: BLE001 - acted upon: whatever ended a link, the next one is tried
-                log.warning("bus_connect_failed", name=self._name, url=url, error=repr(error), failures=failures)
+                if failures & (failures + 1) == 0:  # the 1st, and each doubling: an outage must not fill the log
+                    _log.warning(
+                        "bus connect failed", name=self._name, url=url, error=repr(error), failures=failures + 1
+                    )
             finally:
                 await link.discard(self._stuck_s)
             if opened_at is not None and loop.time() - opened_at > self._delays_s[0]:
@@ -208,7 +214,7 @@ class Connection:
         await link.flush(self._connect_timeout_s)
         self.connections += 1
         self._up.set()
-        log.info("bus_connected", name=self._name, url=url, connections=self.connections)
+        _log.info("bus connected", name=self._name, url=url, connections=self.connections)
         self._tell(connected=True)
 
     def _down(self, link: Link) -> None:
@@ -226,12 +232,12 @@ class Connection:
         for callback in list(self._state_callbacks):
             try:
                 callback(connected)
-            except Exception:
-                log.exception("state_callback_failed", name=self._name)
+            except Exception:  # noqa: BLE001 - logged; a callback's fault must not cost the connection
+                _log.exception("state callback failed", name=self._name)
 
     def _denied(self, kind: str, subject: str) -> None:
         """Fail the requests and pulls on that subject at once: the server will never answer them."""
-        log.warning("bus_denied", name=self._name, kind=kind, subject=subject)
+        _log.warning("bus denied", name=self._name, kind=kind, subject=subject)
         self.denials.append(f"{kind} to {subject}")
         if kind == "publish":
             for answer, asked in self.answers.values():
@@ -255,6 +261,17 @@ class Connection:
         if block:
             return f"HPUB {subject} {reply} {len(block)} {size}\r\n".encode() + block + data + b"\r\n"
         return f"PUB {subject} {reply} {size}\r\n".encode() + data + b"\r\n"
+
+
+def _checked_seed(name: str, seed: str | None) -> str | None:
+    if seed is None:
+        return None
+    try:
+        public_key(seed)
+    except ValueError:
+        msg = f"{name}: the NATS seed is no nkey seed (SU...)"
+        raise ConfigurationError(msg) from None
+    return seed.strip()
 
 
 def _fail(answer: asyncio.Future[Message], error: Exception) -> None:

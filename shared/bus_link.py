@@ -24,7 +24,7 @@ from nats.aio.transport import WebSocketTransport
 
 from shared.bus_types import BusDown, Message
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger()
 
 Sink = Callable[[Message], None]
 """Takes one message inside the read loop: must be quick."""
@@ -32,6 +32,7 @@ Sink = Callable[[Message], None]
 OUT_HIGH_BYTES = 4 * 1024 * 1024
 """More unsent bytes than this, and senders wait."""
 
+_CANCEL_AGAIN_S = 0.05
 _READ_BYTES = 256 * 1024
 _LINE_MOST_BYTES = 1024 * 1024
 _LINE_SEEN_BYTES = 64
@@ -72,11 +73,15 @@ class Link(Client):
     async def open(
         self, url: str, *, tls: ssl.SSLContext | None, seed: str | None, timeout_s: float, **options: Any
     ) -> None:
-        """Connect and authenticate; any failure leaves the link to be discarded. TimeoutError after `timeout_s`."""
+        """Connect and authenticate; any failure leaves the link to be discarded. TimeoutError after `timeout_s`.
+
+        A cancellation always ends it: nats-py's handshake is cancelled until it is over, since `asyncio.wait_for` in it
+        forgets one that comes in the same turn of the loop as the awaited result (Python before 3.12, gh-86296).
+        """
         self._url = url
         self._wants_tls = tls is not None or url.startswith(("tls://", "wss://"))
-        async with asyncio.timeout(timeout_s):
-            await self.connect(
+        handshake = asyncio.create_task(
+            self.connect(
                 url,
                 tls=tls,
                 nkeys_seed_str=seed,
@@ -84,7 +89,19 @@ class Link(Client):
                 pending_size=0,
                 error_cb=_note,
                 **options,
-            )
+            ),
+            name=f"handshake:{options.get('name', url)}",
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.wait({handshake})
+        finally:
+            while not handshake.done():
+                handshake.cancel()
+                await asyncio.wait({handshake}, timeout=_CANCEL_AGAIN_S)
+            failure = None if handshake.cancelled() else handshake.exception()
+        if failure is not None:
+            raise failure
         if self._status != Client.CONNECTED:
             msg = "the server did not answer the first PING"
             raise errors.Error(msg)
@@ -154,7 +171,7 @@ class Link(Client):
                 async with asyncio.timeout(timeout_s):
                     await self._transport._client.close()  # noqa: SLF001 - Transport offers no other way than a polite one
             except (OSError, TimeoutError):
-                log.debug("websocket_close_failed")
+                _log.debug("websocket close failed")
 
     def _abort(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)
@@ -275,8 +292,8 @@ class Link(Client):
         reply = parts[3].decode() if len(parts) > after_sid else ""
         try:
             sink(Message(parts[1].decode(), data[start:end], reply, raw_headers=raw_headers))
-        except Exception:
-            log.exception("handler_failed", subject=parts[1].decode("utf-8", "replace"))
+        except Exception:  # noqa: BLE001 - logged; a handler's fault must not cost the connection
+            _log.exception("handler failed", subject=parts[1].decode("utf-8", "replace"))
 
     def _control(self, line: bytes) -> None:
         word = line[:4].upper()
@@ -303,4 +320,4 @@ class Link(Client):
 
 async def _note(error: Exception) -> None:
     """Take what nats-py reports during the handshake; `open` raises the same, so it is only for a close look."""
-    log.debug("handshake_failed", error=repr(error))
+    _log.debug("handshake failed", error=repr(error))

@@ -16,7 +16,7 @@ import structlog
 from shared.bus_connection import Connection
 from shared.bus_types import BusDown, BusTimeout, Message, NoResponders
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger()
 
 _NO_RESPONDERS = 503
 _EXPIRED = {404, 408}
@@ -175,7 +175,7 @@ class Consumption:
             self._ask_again()
             return
         if not self._refused:
-            log.warning("pull_refused", consumer=self._consumer, status=status, text=message.status_text)
+            _log.warning("pull refused", consumer=self._consumer, status=status, text=message.status_text)
         self._refused = True
         self._expected = 0
         if self._timer is not None:

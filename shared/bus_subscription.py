@@ -10,7 +10,7 @@ import structlog
 
 from shared.bus_types import Message
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger()
 
 Handler = Callable[[Message], Awaitable[None] | None]
 """Takes one message; a plain function runs inside the read loop, a coroutine function as a task."""
@@ -59,7 +59,7 @@ class Subscription:
             self._waiting.popleft()
             self.dropped += 1
             if self.dropped == 1 or self.dropped % 1000 == 0:
-                log.warning("handler_too_slow", subject=self.subject, dropped=self.dropped)
+                _log.warning("handler too slow", subject=self.subject, dropped=self.dropped)
         self._waiting.append(message)
 
     async def _run(self, message: Message) -> None:
@@ -67,8 +67,8 @@ class Subscription:
         while True:
             try:
                 await self._handler(message)  # type: ignore[misc] # a coroutine function, as __init__ saw
-            except Exception:
-                log.exception("handler_failed", subject=message.subject)
+            except Exception:  # noqa: BLE001 - logged; one message's fault must not stop the others
+                _log.exception("handler failed", subject=message.subject)
             if not self._waiting:
                 return
             message = self._waiting.popleft()

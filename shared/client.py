@@ -160,10 +160,10 @@ class LaneLine(_Answer):
 
 
 class RejectedResult(_Answer):
-    """A report that was not accepted."""
+    """A report that was not accepted; one that could not be read names no epoch, or not even a job."""
 
-    job_id: UUID
-    epoch: int
+    job_id: UUID | None = None
+    epoch: int | None = None
     worker: str
     verdict: str
     reason: str

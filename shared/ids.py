@@ -11,15 +11,6 @@ import uuid_utils.compat
 JobId = NewType("JobId", uuid.UUID)
 """A job, for its whole life; UUIDv5 of source and key, or UUIDv7 without a key."""
 
-Worker = NewType("Worker", str)
-"""An agent's identity, stable across restarts: `^[a-z0-9][a-z0-9-]{0,62}$`."""
-
-Source = NewType("Source", str)
-"""Who submitted: the name of a token or of a NATS publisher; same form as a worker's."""
-
-Epoch = NewType("Epoch", int)
-"""The fencing token: grows by one with every granted claim; 0 = never claimed."""
-
 NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 """What a worker's or source's name looks like (PROTOCOL, Words)."""
 

@@ -1,4 +1,7 @@
-"""Logging: structlog, JSON lines or a console, one call at start."""
+"""Logging: structlog, JSON lines or a console, one call at start.
+
+Tracebacks come without local variables: requests have tokens in theirs.
+"""
 
 import logging
 import sys
@@ -6,15 +9,19 @@ from typing import TextIO
 
 import orjson
 import structlog
+from structlog.dev import plain_traceback
+from structlog.tracebacks import ExceptionDictTransformer
+
+_TRACEBACKS = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
 
 
 def configure(*, json: bool, level: str = "info", stream: TextIO | None = None) -> None:
     """Set up structlog for this process: `json` for files and services, else for people; `level` is a name."""
     out = stream or sys.stderr
     last: list[structlog.typing.Processor] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(serializer=_dumps)]
+        [_TRACEBACKS, structlog.processors.JSONRenderer(serializer=_dumps)]
         if json
-        else [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        else [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=plain_traceback)]
     )
     structlog.configure(
         processors=[

@@ -3,6 +3,7 @@
 Unknown fields are faults here (typos), unlike in the messages of `shared.wire`.
 """
 
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -19,6 +20,7 @@ from pydantic import (
 
 from shared import subjects
 from shared.states import ErrorClass, Priority
+from shared.text import MOST_DEPTH, has_nul, too_deep
 from shared.wire import BadMessageError, Fault, Kind, Text, faults_of
 
 MAX_SUBMISSION_BYTES = 1024 * 1024
@@ -32,7 +34,17 @@ def _not_any(model: str) -> str:
     return model
 
 
+def _in_utc(at: datetime) -> datetime:
+    try:
+        at.astimezone(UTC)
+    except OverflowError:
+        msg = "must lie between the years 1 and 9999 in UTC"
+        raise ValueError(msg) from None
+    return at
+
+
 Model = Annotated[Text, Field(min_length=1, max_length=200), AfterValidator(_not_any)]
+Instant = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 class _Strict(BaseModel):
@@ -63,7 +75,7 @@ class ArticleSpec(_Strict):
     """What an article is made from: `prompt` or `messages`, not both."""
 
     prompt: Text | None = Field(default=None, min_length=1)
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=1000)
     system: Text | None = None
     options: ArticleOptions = ArticleOptions()
     format: Literal["markdown", "json"] | dict[str, Any] = "markdown"  # a dict is a JSON schema
@@ -125,7 +137,7 @@ class Submission(_Strict):
     model: Model | None = None
     spec: dict[str, Any]
     priority: Priority = Priority.NORMAL
-    run_after: AwareDatetime | None = None
+    run_after: Instant | None = None
     max_attempts: int | None = Field(default=None, ge=1, le=100)
     timeout_s: float | None = Field(default=None, gt=0, le=7 * 86400)
     review: bool = False
@@ -153,6 +165,8 @@ def parse_submission(body: bytes, kinds: frozenset[str] | None = None) -> Submis
         raw = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadMessageError("not_json", [Fault(field="", message=f"not JSON: {error}")]) from None
+    if too_deep(raw):
+        raise BadMessageError("invalid", [Fault(field="", message=f"nested more than {MOST_DEPTH} levels deep")])
     faults: list[Fault] = []
     submission: Submission | None = None
     try:
@@ -160,7 +174,8 @@ def parse_submission(body: bytes, kinds: frozenset[str] | None = None) -> Submis
     except ValidationError as error:
         faults += faults_of(error)
     if isinstance(raw, dict):
-        faults += _spec_faults(raw, kinds)
+        named = {fault.field for fault in faults}  # a kind that is malformed is not called unknown as well
+        faults += [fault for fault in _spec_faults(raw, kinds) if fault.field != "kind" or "kind" not in named]
     if submission is None or faults:
         raise BadMessageError("invalid", faults)
     return submission
@@ -179,6 +194,6 @@ def _spec_faults(raw: dict[str, Any], kinds: frozenset[str] | None) -> list[Faul
     elif kinds is not None and kind not in kinds:
         known = ", ".join(sorted({*_SPECS, *kinds}))
         return [Fault(field="kind", message=f"unknown kind {kind!r}; known here: {known}")]
-    if b"\\u0000" in orjson.dumps(spec):
+    if has_nul(spec):
         return [Fault(field="spec", message="text must not contain NUL")]
     return []

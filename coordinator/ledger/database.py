@@ -53,6 +53,7 @@ async def open_pool(dsn: str, *, min_size: int = 1, max_size: int = 8) -> asyncp
             timeout=CONNECT_S,
             command_timeout=STATEMENT_S,
             init=_prepare,
+            reset=_leave_as_it_is,
             server_settings={"application_name": "tandem", "timezone": "UTC"},
         )
 
@@ -61,6 +62,13 @@ async def _prepare(connection: asyncpg.Connection) -> None:
     await connection.set_type_codec(
         "jsonb", schema="pg_catalog", encoder=_encode_jsonb, decoder=_decode_jsonb, format="binary"
     )
+
+
+async def _leave_as_it_is(_: asyncpg.Connection) -> None:
+    """Replace asyncpg's reset, a round trip after each statement: none here sets, locks or listens for a session.
+
+    The ledger's writer does, but keeps its connection, and terminates it when it lets go.
+    """
 
 
 def _encode_jsonb(value: Any) -> bytes:

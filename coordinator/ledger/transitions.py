@@ -39,7 +39,6 @@ that nothing that an old delivery's holder sends can touch a newer offer.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, assert_never
 
@@ -177,7 +176,7 @@ def _admit(job: Job | None, c: Admit, now: datetime) -> Decision:
     )
     if not c.offer or run_after > now:
         return Decision(new, Admitted(), (Wake(c.lane),))
-    return Decision(replace(new, offered_at=now), Admitted(), (_offer(new, now),))
+    return Decision(new._replace(offered_at=now), Admitted(), (_offer(new, now),))
 
 
 def _dispatch(job: Job, now: datetime) -> Decision:
@@ -185,7 +184,7 @@ def _dispatch(job: Job, now: datetime) -> Decision:
         return Decision(job, Nothing("not waiting for an offer"))
     if job.run_after > now:
         return Decision(job, Nothing("not due"))
-    return Decision(replace(job, offered_at=now), Done(), (_offer(job, now),))
+    return Decision(job._replace(offered_at=now), Done(), (_offer(job, now),))
 
 
 def _offer(job: Job, now: datetime) -> Offer:
@@ -195,7 +194,7 @@ def _offer(job: Job, now: datetime) -> Offer:
 def _offered(job: Job, c: Offered) -> Decision:
     """Record where the offer lies; if the job has moved on meanwhile, take the message away again (rule 5)."""
     if job.state is JobState.PENDING and job.offered_at is not None and c.seq > job.spent_seq:
-        return Decision(replace(job, offered_seq=max(job.offered_seq, c.seq)), Done())
+        return Decision(job._replace(offered_seq=max(job.offered_seq, c.seq)), Done())
     if c.seq <= job.offered_seq:
         return Decision(job, Nothing("claimed meanwhile"))
     return Decision(job, Nothing("moved on meanwhile"), (Remove(c.seq),))
@@ -212,7 +211,7 @@ def _withdraw(job: Job, c: Withdraw) -> Decision:
 
 def _unoffer(job: Job) -> tuple[Job, tuple[Effect, ...]]:
     """Spend the newest message: it grants nothing any more; it is removed wherever it is."""
-    after = replace(job, offered_at=None, spent_seq=job.offered_seq)
+    after = job._replace(offered_at=None, spent_seq=job.offered_seq)
     return after, (Remove(job.offered_seq),) if job.offered_seq > job.spent_seq else ()
 
 
@@ -249,10 +248,10 @@ def _claim_leased(job: Job, c: Claim, now: datetime, policy: Policy) -> Decision
     if lapsed.job.state is JobState.FAILED:
         return Decision(lapsed.job, Denial(DenyReason.SETTLED), lapsed.effects)
     # The lapse spends the message; this delivery of it is newer than the lapsed attempt's, so it may still grant.
-    open_again = replace(lapsed.job, spent_seq=job.spent_seq, offered_at=now)
+    open_again = lapsed.job._replace(spent_seq=job.spent_seq, offered_at=now)
     granted = _claim_pending(open_again, c, now, policy)
     if granted.job is not None and granted.job.state is JobState.PROCESSING:
-        return replace(granted, closed=(_last(lapsed.job),))
+        return granted._replace(closed=(_last(lapsed.job),))
     return Decision(lapsed.job, granted.answer, (*lapsed.effects, *granted.effects))
 
 
@@ -269,12 +268,12 @@ def _claim_pending(job: Job, c: Claim, now: datetime, policy: Policy) -> Decisio
     if c.token.seq != job.offered_seq if recorded else c.token.seq > _highest_seq(now):
         return Decision(job, Denial(DenyReason.SETTLED))  # not the message of this offer
     if c.paused == "lane":
-        after, effects = _unoffer(replace(job, offered_seq=c.token.seq))
+        after, effects = _unoffer(job._replace(offered_seq=c.token.seq))
         return Decision(after, Denial(DenyReason.PAUSED), effects)
     if c.paused == "worker":
         return _not_here(job, c, DenyReason.PAUSED, policy)
     if job.run_after > now:
-        after, effects = _unoffer(replace(job, offered_seq=c.token.seq))
+        after, effects = _unoffer(job._replace(offered_seq=c.token.seq))
         return Decision(after, Denial(DenyReason.NOT_DUE, (job.run_after - now).total_seconds()), effects)
     if c.worker in job.excluded:
         return _not_here(job, c, DenyReason.ELSEWHERE, policy)
@@ -287,8 +286,7 @@ def _claim_pending(job: Job, c: Claim, now: datetime, policy: Policy) -> Decisio
         claimed_at=now,
         deadline_at=now + timedelta(seconds=job.timeout_s),
     )
-    after = replace(
-        job,
+    after = job._replace(
         state=JobState.PROCESSING,
         epoch=attempt.epoch,
         offered_seq=c.token.seq,
@@ -345,7 +343,7 @@ def _heartbeat(job: Job, c: Heartbeat, now: datetime, policy: Policy) -> Decisio
     if job.state is JobState.PROCESSING:
         return _beat(job, last, c, now, policy, resumed=False)
     if job.state is JobState.PENDING and last.outcome is AttemptOutcome.LEASE_EXPIRED:
-        return _beat(job, replace(last, outcome=None, ended_at=None), c, now, policy, resumed=True)
+        return _beat(job, last._replace(outcome=None, ended_at=None), c, now, policy, resumed=True)
     if job.state is JobState.CANCELED:
         return Decision(job, Lost(LostReason.CANCELED))
     return Decision(job, Lost(LostReason.SETTLED if job.state in SETTLED else LostReason.STALE))
@@ -353,14 +351,13 @@ def _heartbeat(job: Job, c: Heartbeat, now: datetime, policy: Policy) -> Decisio
 
 def _beat(job: Job, last: Attempt, c: Heartbeat, now: datetime, policy: Policy, *, resumed: bool) -> Decision:
     if c.stage is None:  # only asks
-        attempt = replace(last, heartbeat_at=now)
+        attempt = last._replace(heartbeat_at=now)
     else:
         beats = last.heartbeats + 1
-        attempt = replace(last, heartbeat_at=now, stage=c.stage, progress=c.progress, heartbeats=beats)
+        attempt = last._replace(heartbeat_at=now, stage=c.stage, progress=c.progress, heartbeats=beats)
     before, effects = _unoffer(job) if resumed else (job, ())
     lease_end = _lease_end(attempt, now, policy)
-    after = replace(
-        before,
+    after = before._replace(
         state=JobState.PROCESSING,
         worker=attempt.worker,
         lease_expires_at=lease_end,
@@ -398,7 +395,7 @@ def _report(job: Job | None, c: FileReport, now: datetime, policy: Policy) -> De
 
 def _without_lapse(job: Job) -> Job:
     """Take a lapse back: an epoch that reports after all is charged once, by its report (rule 2)."""
-    return replace(job, lease_losses=job.lease_losses - 1)
+    return job._replace(lease_losses=job.lease_losses - 1)
 
 
 def _refuse(job: Job | None, c: FileReport, verdict: Verdict, reason: str, now: datetime) -> Decision:
@@ -428,8 +425,7 @@ def _accept(job: Job, c: FileReport, now: datetime, policy: Policy) -> Decision:
 
 
 def _accepted(ended: Decision, c: FileReport, *, accepted: bool) -> Decision:
-    return replace(
-        ended,
+    return ended._replace(
         answer=Judged(Verdict.ACCEPTED),
         effects=(*ended.effects, _verdict(c, Verdict.ACCEPTED, None)),
         records=(*ended.records, Outcome(c.report, accepted)),
@@ -454,23 +450,23 @@ def _failed(job: Job, error: dict[str, Any], c: FileReport, now: datetime, polic
         case ErrorClass.TRANSIENT:
             return _charged(end, error, c.jitter, now, policy)
         case ErrorClass.ELSEWHERE:
-            excluded = replace(end, excluded=(*end.excluded, c.worker))
+            excluded = end._replace(excluded=(*end.excluded, c.worker))
             if c.capable <= frozenset(excluded.excluded):
-                return _settled(replace(excluded, error=error), JobState.FAILED, now)
+                return _settled(excluded._replace(error=error), JobState.FAILED, now)
             return _pending(excluded, now)
         case ErrorClass.PERMANENT:
-            return _settled(replace(end, attempt=end.attempt + 1, error=error), JobState.FAILED, now)
+            return _settled(end._replace(attempt=end.attempt + 1, error=error), JobState.FAILED, now)
         case other:
             assert_never(other)
 
 
 def _charged(ended: Job, error: Mapping[str, Any], jitter: float, now: datetime, policy: Policy) -> Decision:
     """Charge a failure: again after the backoff, or failed for good at the limit."""
-    charged = replace(ended, attempt=ended.attempt + 1)
+    charged = ended._replace(attempt=ended.attempt + 1)
     if charged.attempt >= charged.max_attempts:
-        return _settled(replace(charged, error=dict(error)), JobState.FAILED, now)
+        return _settled(charged._replace(error=dict(error)), JobState.FAILED, now)
     delay = timedelta(seconds=policy.retry_delay_s(charged.attempt, jitter))
-    return _pending(replace(charged, run_after=now + delay), now)
+    return _pending(charged._replace(run_after=now + delay), now)
 
 
 # ------------------------------------------------------------------------------------------------ ends of a lease
@@ -489,17 +485,17 @@ def _expire(job: Job, c: Expire, now: datetime, policy: Policy) -> Decision:
     error = {"code": "timeout", "message": message, "class": "transient", "detail": None}
     ended = _charged(_ended(job, AttemptOutcome.FAILED, now, error, None), error, c.jitter, now, policy)
     tell = Tell(last.worker, job.id, last.epoch, LostReason.DEADLINE)
-    return replace(ended, effects=(*ended.effects, tell))
+    return ended._replace(effects=(*ended.effects, tell))
 
 
 def _lapse(job: Job, last: Attempt, now: datetime, policy: Policy) -> Decision:
     """Charge a lapsed lease; the reaper and a claim that takes over do exactly this (rule 2)."""
-    ended = replace(_ended(job, AttemptOutcome.LEASE_EXPIRED, now, None, None), lease_losses=job.lease_losses + 1)
+    ended = _ended(job, AttemptOutcome.LEASE_EXPIRED, now, None, None)._replace(lease_losses=job.lease_losses + 1)
     if ended.lease_losses < policy.max_lease_losses:
         return _pending(ended, now)
     message = f"worker lost x {ended.lease_losses}, last {last.worker}"
     error = {"code": "worker_lost", "message": message, "class": "permanent", "detail": None}
-    return _settled(replace(ended, error=error), JobState.FAILED, now)
+    return _settled(ended._replace(error=error), JobState.FAILED, now)
 
 
 def _roll_call(job: Job, c: RollCall, now: datetime, policy: Policy) -> Decision:
@@ -510,27 +506,27 @@ def _roll_call(job: Job, c: RollCall, now: datetime, policy: Policy) -> Decision
     if c.epoch == last.epoch:
         if last.instance == c.instance:
             return Decision(job, Nothing("held"))
-        return Decision(replace(job, last=replace(last, instance=c.instance)), Done())
+        return Decision(job._replace(last=last._replace(instance=c.instance)), Done())
     same_process = last.instance is None or last.instance == c.instance
     if same_process and now - last.claimed_at < timedelta(seconds=policy.presence_s):
         return Decision(job, Nothing("younger than one presence round"))
     error = {"code": "ghost_lease", "message": "its worker no longer lists it", "class": "transient", "detail": None}
     ended = _pending(_ended(job, AttemptOutcome.RELEASED, now, error, None), now)
     tell = Tell(last.worker, job.id, last.epoch, LostReason.STALE)
-    return replace(ended, effects=(*ended.effects, tell))
+    return ended._replace(effects=(*ended.effects, tell))
 
 
 def _grace(job: Job, now: datetime, policy: Policy) -> Decision:
     if job.state is not JobState.PROCESSING:
         return Decision(job, Nothing("not processing"))
     last, expires_at = _holder(job)
-    return Decision(replace(job, lease_expires_at=max(expires_at, _lease_end(last, now, policy))), Done())
+    return Decision(job._replace(lease_expires_at=max(expires_at, _lease_end(last, now, policy))), Done())
 
 
 def _ended(job: Job, outcome: AttemptOutcome, now: datetime, error: dict[str, Any] | None, sha256: bytes | None) -> Job:
     """Close the last attempt and take the lease off the job; the caller says what the job becomes."""
-    last = replace(_last(job), outcome=outcome, ended_at=now, error=error, result_sha256=sha256)
-    return replace(job, worker=None, lease_expires_at=None, last=last)
+    last = _last(job)._replace(outcome=outcome, ended_at=now, error=error, result_sha256=sha256)
+    return job._replace(worker=None, lease_expires_at=None, last=last)
 
 
 def _pending(ended: Job, now: datetime) -> Decision:
@@ -538,14 +534,14 @@ def _pending(ended: Job, now: datetime) -> Decision:
     effects = _message_away(ended)
     if ended.run_after <= now:
         effects = (*effects, Wake(ended.lane))
-    after = replace(ended, state=JobState.PENDING, offered_at=None, spent_seq=ended.offered_seq)
+    after = ended._replace(state=JobState.PENDING, offered_at=None, spent_seq=ended.offered_seq)
     return Decision(after, Done(), effects)
 
 
 def _settled(ended: Job, state: JobState, now: datetime) -> Decision:
     effects = (*_message_away(ended), Announce(ended.id))
     finished_at = ended.finished_at or now
-    after = replace(ended, state=state, finished_at=finished_at, offered_at=None, spent_seq=ended.offered_seq)
+    after = ended._replace(state=state, finished_at=finished_at, offered_at=None, spent_seq=ended.offered_seq)
     return Decision(after, Done(), effects)
 
 
@@ -571,7 +567,7 @@ def _cancel(job: Job, c: Cancel, now: datetime) -> Decision:
         ended = _ended(job, AttemptOutcome.CANCELED, now, None, None)
         tell = (Tell(_last(job).worker, job.id, job.epoch, LostReason.CANCELED),)
     settled = _settled(ended, JobState.CANCELED, now)
-    return _acted(replace(settled, effects=(*settled.effects, *tell)), c.actor, "cancel", now)
+    return _acted(settled._replace(effects=(*settled.effects, *tell)), c.actor, "cancel", now)
 
 
 def _retry(job: Job, c: Retry, now: datetime) -> Decision:
@@ -584,8 +580,8 @@ def _again(job: Job, now: datetime) -> Decision:
     """Start anew with all counters at zero; what came before can't speak any more (rule 10)."""
     last = job.last
     if last is not None and last.outcome is AttemptOutcome.LEASE_EXPIRED:
-        last = replace(last, outcome=AttemptOutcome.CLOSED)
-    fresh = replace(job, attempt=0, lease_losses=0, excluded=(), error=None, finished_at=None, run_after=now, last=last)
+        last = last._replace(outcome=AttemptOutcome.CLOSED)
+    fresh = job._replace(attempt=0, lease_losses=0, excluded=(), error=None, finished_at=None, run_after=now, last=last)
     return _pending(fresh, now)
 
 
@@ -605,4 +601,4 @@ def _reject(job: Job, c: Reject, now: datetime) -> Decision:
 def _acted(decision: Decision, actor: str, action: str, now: datetime) -> Decision:
     answer: Answer = Done()
     records: tuple[Record, ...] = (*decision.records, Action(actor, action, now))
-    return replace(decision, answer=answer, records=records)
+    return decision._replace(answer=answer, records=records)

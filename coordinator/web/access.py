@@ -141,7 +141,10 @@ def _presented(method: str, authorization: str) -> str | None:
 
 def _is_cross_site(headers: Mapping[str, str]) -> bool:
     origin = headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get("Host"):
+    try:
+        if origin is not None and urlsplit(origin).netloc != headers.get("Host"):
+            return True
+    except ValueError:  # no URL at all
         return True
     return headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
-from urllib.parse import quote
 from uuid import UUID
 
 from aiohttp import web
@@ -15,6 +14,7 @@ from coordinator.artifacts import ArtifactStore
 from coordinator.intake import SubmitOutcome
 from coordinator.ledger import views
 from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.queries import Queries
 from coordinator.ledger.views import Pool
 from coordinator.upload_tokens import UploadTokens
 from coordinator.web.access import Access, Caller
@@ -58,6 +58,7 @@ class WebContext:
 
     ledger: Ledger  # every change of a job
     pool: Pool  # for coordinator.ledger.views only
+    queries: Queries  # for uploads: which epoch may bring files, and which it brought
     policy: Policy
     store: ArtifactStore
     tokens: UploadTokens
@@ -88,12 +89,6 @@ async def lanes_of(context: WebContext) -> list[views.Row]:
 def job_id_of(request: web.Request) -> UUID:
     """Return the job that the path names; the routes let nothing else through."""
     return UUID(request.match_info["job_id"])
-
-
-def artifact_url(context: WebContext, request: web.Request, job_id: UUID, name: str) -> str:
-    """Return where a file of a job's result is to be had."""
-    base_url = context.base_url or str(request.url.origin())
-    return f"{base_url}/v1/jobs/{job_id}/artifacts/{quote(name, safe='')}"
 
 
 def no_such_job(job_id: UUID) -> RefusedError:

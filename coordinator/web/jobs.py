@@ -11,11 +11,12 @@ from uuid import UUID
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from coordinator.artifacts import artifact_url
 from coordinator.ledger import views
 from coordinator.ledger.model import Approve, Cancel, Done, Nothing, Reject, Retry
 from coordinator.ledger.views import Cursor, JobFilter
 from coordinator.web.access import Caller
-from coordinator.web.context import WebContext, artifact_url, bad_query, job_id_of, no_such_job, number_of, query_of
+from coordinator.web.context import WebContext, bad_query, job_id_of, no_such_job, number_of, query_of
 from coordinator.web.errors import RefusedError, json_response
 from shared.errors import LedgerDownError
 from shared.states import JobState
@@ -137,8 +138,9 @@ async def _visible(context: WebContext, request: web.Request, caller: Caller) ->
 async def _view(context: WebContext, request: web.Request, job_id: UUID, source: str | None) -> views.Row | None:
     job = await views.job(context.pool, job_id, source)
     if job is not None:
+        base_url = context.base_url or str(request.url.origin())
         for artifact in job["artifacts"]:
-            artifact["url"] = artifact_url(context, request, job_id, artifact["name"])
+            artifact["url"] = artifact_url(base_url, job_id, artifact["name"])
     return job
 
 

@@ -11,10 +11,8 @@ from coordinator.ledger import views
 from coordinator.web.access import Caller
 from coordinator.web.context import OperatorOrder, WebContext, counts_of, lanes_of, number_of, query_of
 from coordinator.web.errors import RefusedError, json_response
+from coordinator.workers import MISSED_ROUNDS
 from shared.errors import LedgerDownError
-
-MISSED_ROUNDS = 3
-"""Presence rounds without a word after which a worker counts as away."""
 
 _PAGE, _MOST = 50, 500
 _RUNNING = 200

@@ -15,7 +15,6 @@ from uuid import UUID
 from aiohttp import web
 
 from coordinator.artifacts import NoRoomError, WrongContentError
-from coordinator.ledger.queries import Queries
 from coordinator.web.context import WebContext, job_id_of
 from coordinator.web.errors import RefusedError, error_response, json_response
 from shared.wire import ARTIFACT_NAME_PATTERN, Fault
@@ -49,16 +48,15 @@ async def expect_later(request: web.Request) -> web.Response | None:
 async def upload(context: WebContext, request: web.Request) -> web.Response:
     """Store one file of one epoch: 201 stored, 200 it was there already, 409 the lease is gone."""
     file = _announced(context, request)
-    queries = Queries(context.pool)
-    if not await queries.upload_allowed(file.job_id, file.epoch, file.worker):
+    if not await context.queries.upload_allowed(file.job_id, file.epoch, file.worker):
         raise _stale(file)
-    if await _is_there(context, queries, file):
+    if await _is_there(context, file):
         return _answer(file, 200)
     if "Expect" in request.headers:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # as aiohttp's own handler does: the answer is still to come
     await _store(context, request, file)
-    recorded = await queries.record_artifact(
+    recorded = await context.queries.record_artifact(
         *(file.job_id, file.epoch, file.name, file.worker),
         media_type=file.media_type,
         size=file.size,
@@ -69,9 +67,9 @@ async def upload(context: WebContext, request: web.Request) -> web.Response:
     return _answer(file, 201)
 
 
-async def _is_there(context: WebContext, queries: Queries, file: _Announced) -> bool:
+async def _is_there(context: WebContext, file: _Announced) -> bool:
     """Say whether this epoch has exactly this file already, on record and in the store."""
-    for known in await queries.artifacts_of(file.job_id, file.epoch):
+    for known in await context.queries.artifacts_of(file.job_id, file.epoch):
         if (known.name, known.size, known.sha256, known.media_type) == (
             file.name,
             file.size,

@@ -23,6 +23,8 @@ import psutil
 from coordinator.child import Child
 from coordinator.embedded import EmbeddedNats, EmbeddedPostgres
 from coordinator.ledger.migrate import migrate
+from shared.bus import ApiError
+from shared.streams import STREAM_NOT_FOUND, consumer_info
 from tests.support.servers import TandemServers
 
 READY_S = 60.0
@@ -86,6 +88,7 @@ class Rig:
         command = [sys.executable, "-c", _COORDINATOR, "coordinator", "--json-log"]
         async with self.process("coordinator", command, environment, f"http://127.0.0.1:{port}") as process:
             await process.until_ready()
+            await self._streams()
             yield process
 
     @asynccontextmanager
@@ -166,6 +169,18 @@ class Rig:
             left = [dict(row) for row in await self.sql(_LEFT)]
             msg = f"not {count} results within {within_s} s; the ledger has of its unfinished: {left}"
             raise StuckError(msg) from None
+
+    async def _streams(self) -> None:
+        """Return when there are streams: the coordinator says that it is ready a little earlier."""
+        async with asyncio.timeout(READY_S), self.servers.open("coordinator") as bus:
+            while True:
+                try:
+                    if await consumer_info(bus, "RESULTS", "results-bench") is not None:
+                        return
+                except ApiError as error:
+                    if error.err_code != STREAM_NOT_FOUND:
+                        raise
+                await asyncio.sleep(0.02)
 
     async def clear(self) -> None:
         """Remove all that the bench's own source had in the ledger; the filling stays."""

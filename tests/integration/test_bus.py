@@ -1,12 +1,18 @@
 """The bus over a real server: each outcome is honest, and nothing that happens to a connection is for ever."""
 
 import asyncio
+import contextlib
 import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
+from structlog.testing import capture_logs
 
 from shared.backoff import RECONNECT_S, reconnect_delay_s
-from shared.bus import ApiError, BusDown, BusTimeout, Denied, Message, NoResponders, TooLarge
+from shared.bus import ApiError, Bus, BusDown, BusTimeout, Denied, Message, NoResponders, TooLarge
+from shared.errors import ConfigurationError
+from shared.nkey import new_seed
 from shared.streams import ensure_lane_consumer
 from tests.support.proxy import Proxy
 from tests.support.servers import TandemServers, eventually, own_servers
@@ -351,6 +357,51 @@ async def test_leaving_the_bus_leaves_no_task_and_no_connection():
         assert not bus.connected
         with pytest.raises(BusDown):
             await bus.publish("tandem.event.a.b", b"")
+
+
+@asynccontextmanager
+async def refusing() -> AsyncIterator[tuple[str, list[int]]]:
+    """Run a server on this loop that turns everybody away; yield its URL, and how often it did in a list."""
+    refused = [0]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"max_payload":1048576,"headers":true,"nonce":"abc","auth_required":true}\r\n')
+        with contextlib.suppress(OSError):
+            while line := await reader.readline():
+                if line.startswith(b"PING"):
+                    writer.write(b"-ERR 'Authorization Violation'\r\n")
+                    break
+        refused[0] += 1
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", refused
+
+
+async def test_bus_closes_at_whatever_moment_of_a_handshake_it_is_told_to():
+    seed = new_seed()
+    async with refusing() as (url, _):
+        for turns in range(60):
+            async with asyncio.timeout(10), Bus(url, name="stranger", seed=seed, reconnect_delays_s=(0.02,)):
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+
+
+async def test_an_outage_is_logged_at_its_first_failure_and_at_each_doubling():
+    async with refusing() as (url, refused):
+        with capture_logs() as logged:
+            async with Bus(url, name="stranger", seed=new_seed(), reconnect_delays_s=(0.001,)):
+                await eventually(lambda: refused[0] > 20)
+    failures = [entry["failures"] for entry in logged if entry["event"] == "bus connect failed"]
+    assert failures[:5] == [1, 2, 4, 8, 16]
+    assert len(failures) <= 6
+
+
+@pytest.mark.parametrize("seed", ["", "SUnothing", "UDIB3I5FEVRLJRWYKLZTBQIOVEFKIT6NVZLK3MMRFVFZLUHSPLHEBPQZ"])
+async def test_a_seed_that_is_none_is_refused_when_the_bus_is_made(seed: str):
+    with pytest.raises(ConfigurationError, match="stranger"):
+        Bus("nats://127.0.0.1:1", name="stranger", seed=seed)
 
 
 # ---- pulling

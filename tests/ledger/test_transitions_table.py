@@ -88,8 +88,7 @@ _ATTEMPT = Attempt(
     heartbeats=9,
     heartbeat_at=ago(10),
 )
-_HELD = replace(
-    _NEW,
+_HELD = _NEW._replace(
     state=JobState.PROCESSING,
     epoch=2,
     offered_at=ago(310),
@@ -102,10 +101,10 @@ _HELD = replace(
 
 def _after(outcome: AttemptOutcome, state: JobState = JobState.PENDING, **fields: object) -> Job:
     """The held job after its attempt ended so."""
-    last = replace(_ATTEMPT, outcome=outcome, ended_at=ago(5), result_sha256=b"another report")
+    last = _ATTEMPT._replace(outcome=outcome, ended_at=ago(5), result_sha256=b"another report")
     finished = None if state is JobState.PENDING else ago(5)
-    ended = replace(_HELD, worker=None, lease_expires_at=None, offered_at=None, spent_seq=5, last=last)
-    return replace(ended, state=state, finished_at=finished, **fields)
+    ended = _HELD._replace(worker=None, lease_expires_at=None, offered_at=None, spent_seq=5, last=last)
+    return ended._replace(state=state, finished_at=finished, **fields)
 
 
 _LAPSED = _after(AttemptOutcome.LEASE_EXPIRED, lease_losses=1)
@@ -113,14 +112,14 @@ _LAPSED = _after(AttemptOutcome.LEASE_EXPIRED, lease_losses=1)
 SITUATIONS: dict[str, Job | None] = {
     "none": None,
     "new": _NEW,
-    "offered": replace(_NEW, offered_at=ago(3), offered_seq=5),
+    "offered": _NEW._replace(offered_at=ago(3), offered_seq=5),
     "lapsed": _LAPSED,
-    "reoffered": replace(_LAPSED, offered_at=ago(3), offered_seq=7),
+    "reoffered": _LAPSED._replace(offered_at=ago(3), offered_seq=7),
     "backoff": _after(AttemptOutcome.FAILED, attempt=1, run_after=NOW + timedelta(seconds=10)),
     "given": _after(AttemptOutcome.RELEASED),
     "held": _HELD,
-    "overdue": replace(_HELD, lease_expires_at=ago(1), last=replace(_ATTEMPT, heartbeat_at=ago(91))),
-    "hung": replace(_HELD, lease_expires_at=NOW, last=replace(_ATTEMPT, claimed_at=ago(1800), deadline_at=NOW)),
+    "overdue": _HELD._replace(lease_expires_at=ago(1), last=_ATTEMPT._replace(heartbeat_at=ago(91))),
+    "hung": _HELD._replace(lease_expires_at=NOW, last=_ATTEMPT._replace(claimed_at=ago(1800), deadline_at=NOW)),
     "completed": _after(AttemptOutcome.COMPLETED, JobState.COMPLETED),
     "failed": _after(AttemptOutcome.FAILED, JobState.FAILED, error={"code": "broken"}),
     "canceled": _after(AttemptOutcome.CANCELED, JobState.CANCELED),
@@ -412,7 +411,7 @@ def test_rule_02_a_claim_that_takes_over_charges_as_the_reaper_does() -> None:
 
 
 def test_rule_02_a_claim_that_takes_over_ends_a_job_that_has_lost_enough_workers() -> None:
-    job = replace(SITUATIONS["overdue"], lease_losses=POLICY.max_lease_losses - 1)
+    job = SITUATIONS["overdue"]._replace(lease_losses=POLICY.max_lease_losses - 1)
     by_claim = decide(job, claim(ID, "book", 5, count=2), NOW, POLICY)
     by_reaper = decide(job, Expire(job_id=ID), NOW, POLICY)
     assert by_claim.answer == Denial(DenyReason.SETTLED)
@@ -534,15 +533,15 @@ def test_rule_08_a_lease_that_its_living_worker_does_not_list_ends_as_released()
 
 def test_rule_08_a_lease_younger_than_one_presence_round_stands() -> None:
     """The presence may have been on its way before the grant."""
-    young = replace(_HELD, last=replace(_ATTEMPT, claimed_at=ago(POLICY.presence_s - 0.001)))
+    young = _HELD._replace(last=_ATTEMPT._replace(claimed_at=ago(POLICY.presence_s - 0.001)))
     call = RollCall(job_id=ID, worker="mini", instance="mini-1", epoch=None)
     assert decide(young, call, NOW, POLICY).job is young
-    old = replace(_HELD, last=replace(_ATTEMPT, claimed_at=ago(POLICY.presence_s)))
+    old = _HELD._replace(last=_ATTEMPT._replace(claimed_at=ago(POLICY.presence_s)))
     assert _letter(decide(old, call, NOW, POLICY).job) == "P"
 
 
 def test_rule_08_a_new_process_that_does_not_list_it_ends_it_at_once() -> None:
-    young = replace(_HELD, last=replace(_ATTEMPT, claimed_at=NOW))
+    young = _HELD._replace(last=_ATTEMPT._replace(claimed_at=NOW))
     call = RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=None)
     assert _letter(decide(young, call, NOW, POLICY).job) == "P"
 
@@ -556,7 +555,7 @@ def test_rule_08_a_new_process_that_lists_it_takes_it_on() -> None:
 
 def test_rule_10_a_retry_closes_what_was_before() -> None:
     """A job failed by lapses; a person retries it; the last worker wakes up and reports."""
-    job = replace(SITUATIONS["overdue"], lease_losses=POLICY.max_lease_losses - 1)
+    job = SITUATIONS["overdue"]._replace(lease_losses=POLICY.max_lease_losses - 1)
     story = Story()
     story.job = job
     story.do(Expire(job_id=ID))
@@ -597,7 +596,7 @@ def test_a_job_in_its_backoff_is_not_offered_before_it_is_due() -> None:
 
 
 def test_a_lease_never_outlives_the_attempts_deadline() -> None:
-    ending = replace(_HELD, last=replace(_ATTEMPT, deadline_at=NOW + timedelta(seconds=20)))
+    ending = _HELD._replace(last=_ATTEMPT._replace(deadline_at=NOW + timedelta(seconds=20)))
     assert decide(ending, beat(ID, 2), NOW, POLICY).answer == Held(20.0)
 
 
@@ -610,33 +609,33 @@ def test_a_job_that_hangs_with_heartbeats_alive_is_charged_as_a_failure() -> Non
 
 
 def test_a_mac_that_slept_over_its_deadline_has_lapsed_and_not_hung() -> None:
-    slept = replace(SITUATIONS["hung"], last=replace(SITUATIONS["hung"].last, heartbeat_at=ago(91)))
+    slept = SITUATIONS["hung"]._replace(last=SITUATIONS["hung"].last._replace(heartbeat_at=ago(91)))
     after = decide(slept, Expire(job_id=ID), NOW, POLICY).job
     assert (after.attempt, after.lease_losses, after.last.outcome) == (0, 1, AttemptOutcome.LEASE_EXPIRED)
 
 
 def test_a_claim_through_an_offer_whose_place_is_not_recorded_yet_is_granted() -> None:
-    unplaced = replace(SITUATIONS["lapsed"], offered_at=ago(1))
+    unplaced = SITUATIONS["lapsed"]._replace(offered_at=ago(1))
     after = decide(unplaced, claim(ID, "book", 8), NOW, POLICY).job
     assert (after.state, after.offered_seq, after.epoch) == (JobState.PROCESSING, 8, 3)
 
 
 @pytest.mark.parametrize("situation", ["offered", "reoffered", "lapsed"])
 def test_a_claim_through_an_invented_sequence_is_denied_and_leaves_no_trace(situation: str) -> None:
-    job = replace(SITUATIONS[situation], offered_at=ago(1))
+    job = SITUATIONS[situation]._replace(offered_at=ago(1))
     decision = decide(job, claim(ID, "book", 4_000_000_000_000_000_000 // 10), NOW, POLICY)
     assert (decision.answer, decision.job) == (Denial(DenyReason.SETTLED), job)
 
 
 def test_grace_gives_an_overdue_lease_a_full_ttl_and_never_shortens_one() -> None:
-    overdue = replace(_HELD, lease_expires_at=ago(40))
+    overdue = _HELD._replace(lease_expires_at=ago(40))
     assert decide(overdue, Grace(job_id=ID), NOW, POLICY).job.lease_expires_at == NOW + timedelta(seconds=90)
-    longer = replace(_HELD, lease_expires_at=NOW + timedelta(seconds=95))
+    longer = _HELD._replace(lease_expires_at=NOW + timedelta(seconds=95))
     assert decide(longer, Grace(job_id=ID), NOW, POLICY).job.lease_expires_at == NOW + timedelta(seconds=95)
 
 
 def test_a_job_that_must_be_reviewed_waits_for_a_person() -> None:
-    decision = decide(replace(_HELD, review=True), completed(ID, 2), NOW, POLICY)
+    decision = decide(_HELD._replace(review=True), completed(ID, 2), NOW, POLICY)
     assert _letter(decision.job) == "R"
     assert Announce(ID) in decision.effects
     assert [r.accepted for r in decision.records if isinstance(r, Outcome)] == [True]

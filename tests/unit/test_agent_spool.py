@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.spool import Parcel, Spool, StoredFile, sync
+from agent.spool import Parcel, Spool, StoredFile
+from shared.private_file import sync
 from shared.states import ReportOutcome
 from shared.wire import Report, Upload
 
@@ -43,6 +44,7 @@ async def test_everything_is_synced_before_put_returns(tmp_path, monkeypatch):
         sync(descriptor)
 
     monkeypatch.setattr("agent.spool.sync", watch)
+    monkeypatch.setattr("shared.private_file.sync", watch)
     (tmp_path / "a").write_text("content")
     spool = Spool(tmp_path / "spool")
     spool.load()
@@ -59,7 +61,7 @@ async def test_everything_is_synced_before_put_returns(tmp_path, monkeypatch):
 
 async def test_many_small_entries_share_the_syncs_of_the_folder(tmp_path, monkeypatch):
     folders = []
-    monkeypatch.setattr("agent.spool._sync_folder", folders.append)
+    monkeypatch.setattr("agent.spool.sync_folder", folders.append)
     spool = Spool(tmp_path / "spool")
     spool.load()
     async with aclosing(spool):

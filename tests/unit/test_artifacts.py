@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -17,7 +16,14 @@ import pytest
 import pytest_asyncio
 from pydantic import SecretStr
 
-from coordinator.artifacts import CHUNK_BYTES, FolderStore, MissingContentError, NoRoomError, WrongContentError
+from coordinator.artifacts import (
+    CHUNK_BYTES,
+    FolderStore,
+    MissingContentError,
+    NoRoomError,
+    WrongContentError,
+    artifact_url,
+)
 from coordinator.upload_tokens import UploadTokens
 from shared.errors import ConfigurationError
 
@@ -234,25 +240,17 @@ def test_a_token_is_good_for_its_job_and_epoch_only() -> None:
     assert UploadTokens(SecretStr("t" * 32)).verify(token, JOB, 3) is None
 
 
-def test_a_token_ends_when_it_says() -> None:
-    until = datetime(2030, 1, 1, tzinfo=UTC)
-    token = _tokens().issue(JOB, 3, "mini", until)
-    assert _tokens().verify(token, JOB, 3, until - timedelta(seconds=1)) == "mini"
-    assert _tokens().verify(token, JOB, 3, until) is None
-
-
 @pytest.mark.parametrize(
     "forged",
     [
         lambda t: t.replace("mini", "book"),
-        lambda t: t.replace(".0.", ".9999999999."),
         lambda t: t[:-1] + ("A" if t[-1] != "A" else "B"),
         lambda t: t.rpartition(".")[0] + ".",
         lambda t: t + ".x",
         lambda t: t.replace("tu1", "tu2"),
         lambda _: "",
-        lambda _: "é.mini.0.x",
-        lambda _: "tu1.mini." + "9" * 5000 + ".x",
+        lambda _: "é.mini.x",
+        lambda _: "tu1.mini." + "9" * 5000,
     ],
 )
 def test_a_changed_token_is_refused(forged: object) -> None:
@@ -274,3 +272,8 @@ def test_the_secret_survives_a_restart_and_is_its_owners_alone(tmp_path: Path) -
 def test_a_short_secret_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="at least 32"):
         UploadTokens(SecretStr("short"))
+
+
+def test_an_artifacts_address_says_its_name_for_urls() -> None:
+    url = artifact_url("https://tandem.example", JOB, "Bild ä #1?.png")
+    assert url == f"https://tandem.example/v1/jobs/{JOB}/artifacts/Bild%20%C3%A4%20%231%3F.png"

@@ -4,7 +4,7 @@ import pytest
 
 from coordinator import cli_show
 from coordinator.cli import explain
-from coordinator.cli_submit import _labels, _spec
+from coordinator.cli_submit import _spec, labels_of
 from coordinator.up import address_of
 from shared.errors import ConfigurationError, LedgerDownError, TandemError, UnreachableError
 
@@ -34,9 +34,9 @@ def test_a_spec_that_is_no_object_is_refused() -> None:
 
 
 def test_labels_are_pairs() -> None:
-    assert _labels(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
+    assert labels_of(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
     with pytest.raises(ConfigurationError, match="NAME=VALUE"):
-        _labels(["=1"])
+        labels_of(["=1"])
 
 
 @pytest.mark.parametrize(

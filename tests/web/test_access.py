@@ -65,6 +65,7 @@ LOCAL = Caller("local", Role.ADMIN)
         ("POST", {"Host": "localhost:1", "Origin": "http://localhost:1"}, "::1", LOCAL),
         ("POST", {"Host": "localhost:1", "Origin": "https://evil.example"}, "::1", 403),
         ("POST", {"Host": "localhost:1", "Origin": "null"}, "::1", 403),
+        ("POST", {"Host": "localhost:1", "Origin": "http://[x"}, "::1", 403),
         ("POST", {"Host": "localhost:1", "Sec-Fetch-Site": "cross-site"}, "::1", 403),
         ("POST", {"Host": "localhost:1", "Sec-Fetch-Site": "same-site"}, "::1", 403),
         ("GET", {"Host": "evil.example"}, "127.0.0.1", 403),  # rebound DNS

@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.ledger.model import Heartbeat
 from coordinator.web.context import Sparing
+from shared.client import Client
 from shared.errors import LedgerDownError
 from shared.states import Verdict
 from shared.subjects import consumer_of, lane_of
@@ -89,6 +90,13 @@ async def test_refusals_are_shown_with_their_reasons(site: Web) -> None:
     assert result["reason"] == "epoch 7 was never granted"
     assert (submission["source"], submission["code"], submission["faults"]) == ("blog", "invalid", [fault])
     assert (submission["body"], submission["size"]) == ('{"x": 1}', 8)
+
+
+async def test_the_client_reads_the_refusal_of_a_report_that_nobody_could_read(site: Web) -> None:
+    await site.intake.queries.record_rejected_report("book", "no-uuid", "not JSON", b"{")
+    async with Client(site.runner.url) as client:
+        (result,) = (await client.rejected()).results
+    assert (result.job_id, result.epoch, result.worker, result.reason) == (None, None, "book", "not JSON")
 
 
 async def test_status_tells_how_everything_is(site: Web) -> None:
