@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from coordinator.artifacts import artifact_url
 from coordinator.ledger.queries import Queries, UnpublishedRow
 from shared import subjects, wire
 from shared.bus import Bus, TooLarge
@@ -65,8 +66,7 @@ class Results:
 
     def _body(self, row: UnpublishedRow) -> bytes:
         files = [
-            wire.ResultArtifact(**file, url=f"{self.base_url}/v1/jobs/{row.id}/artifacts/{file['name']}")
-            for file in row.artifacts
+            wire.ResultArtifact(**file, url=artifact_url(self.base_url, row.id, file["name"])) for file in row.artifacts
         ]
         message = wire.ResultMessage(
             job_id=row.id,

@@ -140,6 +140,7 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
             context = WebContext(
                 ledger=ledger,
                 pool=pool,
+                queries=coordinator.queries,
                 policy=settings.policy(),
                 store=store,
                 tokens=tokens,

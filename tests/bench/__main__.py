@@ -1,6 +1,6 @@
 """`make bench`: what this machine can do. Prints, asserts nothing; everything that it starts it stops, by pid.
 
-    python -m tests.bench [throughput latency gap heartbeats memory claims] [--json] [--jobs N] [--settled N]
+    python -m tests.bench [throughput latency gap heartbeats memory claims] [--json | --markdown] [--jobs N]
 
 Each part runs with an empty ledger, then with `--settled` settled jobs and a tenth as many pending ones.
 """
@@ -40,8 +40,8 @@ def main() -> None:
     findings = Findings(_machine(), quiet=options.json)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_bench(options, findings))
-    if options.json:
-        print(findings.as_json())  # noqa: T201 - what it is for
+    if options.json or options.markdown:
+        print(findings.as_json() if options.json else findings.as_markdown())  # noqa: T201 - what it is for
     else:
         findings.print_table()
 
@@ -98,6 +98,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--markdown", action="store_true", help="print the table as docs/benchmarks.md has it")
     parser.add_argument("--jobs", type=int, default=10_000, help="jobs of a throughput run")
     parser.add_argument("--settled", type=int, default=1_000_000, help="settled jobs of the second half; 0 = skip it")
     parser.add_argument("--log-level", default="info", help="of coordinator and agent, which log to files")

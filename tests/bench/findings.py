@@ -47,6 +47,15 @@ class Findings:
     def as_json(self) -> str:
         return json.dumps({"machine": self.machine, "findings": [asdict(f) for f in self.found]}, indent=1)
 
+    def as_markdown(self) -> str:
+        """Return the table as docs/benchmarks.md has it."""
+        lines = [", ".join(f"{name} {value}" for name, value in self.machine.items()), ""]
+        lines += ["| part | what | settled jobs | sync | measured | aim | note |", "|---|---|---:|---|---:|---|---|"]
+        for f in sorted(self.found, key=lambda f: f.part):
+            settled = "" if f.settled is None else f"{f.settled:,}"
+            lines.append(f"| {f.part} | {f.what} | {settled} | {f.sync} | {f.value:,} {f.unit} | {f.aim} | {f.note} |")
+        return "\n".join(lines)
+
     def print_table(self) -> None:
         console = Console(width=None if sys.stdout.isatty() else 150)
         table = Table(title=", ".join(f"{k} {v}" for k, v in self.machine.items()), title_justify="left")

@@ -142,7 +142,7 @@ async def web(bus: Bus, dsn: str, folder: Path, *, tokens: bool = False, host: s
         ledger = await stack.enter_async_context(Ledger(pool, policy, on_effects=lambda _: None))
         queries = Queries(pool)
         directory = Directory(queries, policy.presence_s)
-        dispatcher = Dispatcher(ledger, queries, directory, 2, 15.0)
+        dispatcher = Dispatcher(ledger, queries, directory, lambda: True, 2, 15.0)
         settings = CoordinatorSettings(kinds=frozenset({"video"}))
         intake = Intake(bus, ledger, queries, directory, dispatcher, settings)
         store = await FolderStore.open(folder / "artifacts")
@@ -156,6 +156,7 @@ async def web(bus: Bus, dsn: str, folder: Path, *, tokens: bool = False, host: s
         context = WebContext(
             ledger=ledger,
             pool=pool,
+            queries=queries,
             policy=policy,
             store=store,
             tokens=UploadTokens.load_or_create(folder / "upload.key"),

@@ -1,0 +1,73 @@
+"""Files for their owner alone (0600) that are there whole or not at all, and stay after a power cut.
+
+All of it blocks for as long as the disk takes. Called for seeds, tokens, settings with secrets, and by the spool.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import sys
+from pathlib import Path
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """Write the file, or put this one in its place; OSError leaves what was there."""
+    draft = _draft(path, content)
+    try:
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def create_private(path: Path, content: bytes) -> None:
+    """Write the file unless it is there by now: of two processes that do so at once, the first one's stands."""
+    draft = _draft(path, content)
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(draft)
+    finally:
+        draft.unlink()
+    sync_folder(path.parent)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a private file in place, on disk when this returns; whoever wants all or nothing renames it afterwards."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        data = memoryview(content)
+        while data:
+            data = data[os.write(descriptor, data) :]
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync(descriptor: int) -> None:
+    """Have the disk keep what was written; on macOS plain fsync stops at the drive's cache."""
+    if sys.platform == "darwin":
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Have the disk keep a folder's names: what was made, renamed and removed in it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _draft(path: Path, content: bytes) -> Path:
+    """Write it under a name of its own beside `path`."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        write_synced(draft, content)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    return draft
