@@ -61,6 +61,7 @@ class PresenceRounds:
         """Announce, and take the answer; BusError when there is none."""
         capabilities = self._registry.capabilities()
         if not self._bus.connected:
+            self.announced = None  # what is announced next is news to whoever answers
             self._nobody()
             return
         self.announced = (self._gate.state, len(capabilities))

@@ -13,11 +13,15 @@ from coordinator.ledger.model import Done, RollCall
 from coordinator.ledger.queries import Queries
 from coordinator.workers import Directory, lanes_of
 from shared import subjects, wire
-from shared.bus import Bus, BusError, Message, Subscription
+from shared.bus import ApiError, Bus, BusError, Message, Subscription
 from shared.errors import LedgerDownError
 from shared.lease import Policy
 
 _log = structlog.get_logger()
+
+
+MOST_LANES = 64
+"""Lanes that one agent pulls from, those with work first; each costs a consumer, and the account has a limit."""
 
 
 @dataclass(slots=True)
@@ -74,8 +78,14 @@ class PresenceDesk:
 
     async def _reply(self, presence: wire.Presence) -> dict[str, object]:
         offers = []
-        for lane in lanes_of(presence, self.dispatcher.known()):
-            await self.lanes.ensure(lane)
+        with_work = self.dispatcher.known()
+        lanes = sorted(lanes_of(presence, with_work), key=lambda lane: lane not in with_work)
+        for lane in lanes[:MOST_LANES]:
+            try:
+                await self.lanes.ensure(lane)
+            except ApiError as error:
+                _log.warning("lane without a consumer", lane=lane, error=str(error))
+                continue
             kind, _, slug = lane.partition(".")
             consumer = subjects.consumer_of(lane)
             offers.append({"kind": kind, "slug": slug, "consumer": consumer, "pending": self.dispatcher.waiting(lane)})

@@ -25,6 +25,9 @@ _log = structlog.get_logger()
 IN_FLIGHT_S = 6.0
 """Younger offers are left alone: their publish, or its answer, may still be on the way (publish timeout 5 s)."""
 
+SETTLING_S = 1.0
+"""Settlements are one-way: a message that was just settled may still be listed. So look again after this."""
+
 _CONCURRENCY = 64
 
 
@@ -51,16 +54,31 @@ class Reconciler:
     seen: int = 0  # the bus connection on which the streams were last looked at
 
     async def once(self) -> None:
-        """Look at everything once; raises BusError or LedgerDownError when one of the two is away."""
+        """Look at everything once; raises BusError or LedgerDownError when one of the two fails meanwhile."""
+        if not self.bus.connected:
+            return
         if self.bus.connections != self.seen:
             connection = self.bus.connections
             self.mended.streams += len(await self.provision())
             await self.lanes.renew()
             self.seen = connection
-        present = {subjects.job_of_work(s): s for s in await work_subjects(self.bus)}
+        present = await self._present()
         offers = await self.queries.offers(IN_FLIGHT_S)
         await _each([self._missing(offer) for offer in offers if offer.job_id not in present])
         await self._surplus(present)
+
+    async def _present(self) -> dict[UUID, str]:
+        """Return WORK's subjects by job; a message on one that names no job is nobody's, and goes."""
+        present = {}
+        for subject in await work_subjects(self.bus):
+            try:
+                present[subjects.job_of_work(subject)] = subject
+            except ValueError:
+                seq = await last_message_seq(self.bus, subject)
+                if seq is not None and await remove_message(self.bus, "WORK", seq):
+                    self.mended.orphaned += 1
+                    _log.warning("message of no job", subject=subject, seq=seq)
+        return present
 
     async def _missing(self, offer: OfferRow) -> None:
         """Look again for an offer's message; if it is not there, take the offer back, so that it is made anew."""
@@ -82,6 +100,8 @@ class Reconciler:
                 wrong.append(self._orphan(job_id, subject))
             elif row is not None and offered and row.offered_seq <= row.spent_seq:
                 wrong.append(self._unrecorded(job_id, subject))
+        if wrong:
+            await asyncio.sleep(SETTLING_S)
         await _each(wrong)
 
     async def _orphan(self, job_id: UUID, subject: str) -> None:

@@ -41,6 +41,8 @@ class Results:
 
     async def once(self) -> None:
         """Publish until nothing is left; raises BusError when NATS can't take it."""
+        if not self.bus.connected:
+            return
         while rows := await self.queries.unpublished(_BATCH):
             done = await asyncio.gather(*(self._publish(row) for row in rows), return_exceptions=True)
             acknowledged = [row for row, error in zip(rows, done, strict=True) if error is None]

@@ -41,6 +41,7 @@ class Loop:
         """Run rounds until cancelled."""
         while True:
             self._wakened.clear()
+            await asyncio.sleep(0)  # a round that awaits nothing and wakes itself must not starve the rest
             try:
                 await self.once()
             except Exception as error:

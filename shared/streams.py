@@ -48,13 +48,14 @@ RESULTS_KEPT_S = 7 * 24 * 3600
 """How long RESULTS keeps a message."""
 
 STREAMS: Mapping[str, Mapping[str, Any]] = {
-    # The dedupe window only has to cover a publisher's retries: idempotency is the ledger's.
+    # Idempotency is the ledger's; JetStream looks at the message id alone, so that in a longer window a corrected
+    # submission, or another source's under the same id, would be acknowledged and swallowed.
     "SUBMIT": {
         **_COMMON,
         "retention": "workqueue",
         "subjects": ["tandem.submit.*"],
         "max_bytes": 1024 * _MIB,
-        "duplicate_window": 120 * _S,
+        "duplicate_window": 1 * _S,
     },
     # One message per job, whatever happens: the second is refused, for as long as the first is there.
     "WORK": {
@@ -67,13 +68,13 @@ STREAMS: Mapping[str, Mapping[str, Any]] = {
         "discard_new_per_subject": True,
         "duplicate_window": 1 * _S,
     },
-    # Short: a report that is sent again for want of a verdict must reach the ledger again.
+    # As short: a report that is sent again for want of a verdict must reach the ledger again.
     "REPORTS": {
         **_COMMON,
         "retention": "workqueue",
         "subjects": ["tandem.report.*.*"],
         "max_bytes": 2048 * _MIB,
-        "duplicate_window": 30 * _S,
+        "duplicate_window": 1 * _S,
     },
     # Long: the outbox may publish a result again after a crash, and readers must not see it twice.
     "RESULTS": {
@@ -107,6 +108,17 @@ async def ensure_streams(bus: Bus, *, first_seq: int, replicas: int = 1) -> list
         if any(present.get(key, _absent(value)) != value for key, value in config.items()):
             await bus.api(f"STREAM.UPDATE.{name}", {**present, **config})
     return created
+
+
+async def is_missing(bus: Bus, stream: str) -> bool:
+    """Say whether a stream does not exist."""
+    try:
+        await bus.api(f"STREAM.INFO.{stream}")
+    except ApiError as error:
+        if error.err_code == STREAM_NOT_FOUND:
+            return True
+        raise
+    return False
 
 
 async def ensure_lane_consumer(bus: Bus, lane: Lane, *, ack_wait_s: float) -> None:

@@ -2,7 +2,7 @@
 
 All instants are Postgres's `now()`; no agent's clock ever enters. Durations end in `_s`. `Job`,
 `Attempt` and `Decision`, made anew at each step, are named tuples: as frozen dataclasses they cost four times as much,
-a tenth of the coordinator's time (tests/bench).
+a part of the coordinator's time worth having (tests/bench).
 """
 
 from dataclasses import dataclass

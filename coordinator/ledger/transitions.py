@@ -24,7 +24,8 @@ calls it, and writes what it says. Nothing else changes a job.
     any                  FileReport         older epoch / outcome known / else     stale / duplicate / rejected
     processing           Expire             past the deadline, heartbeats alive     as failed, transient (`timeout`)
     processing           Expire             lease over                             pending, loss charged, or failed
-    processing           RollCall           not listed, by a living instance       pending, nothing charged
+    processing           RollCall           not listed, by the process that has it pending, nothing charged
+    processing           RollCall           not listed, by its next process        as Expire: it crashed
     processing           Grace                                                     lease extended
     not settled, review  Cancel                                                    canceled
     settled              Retry                                                     pending, counters at zero
@@ -507,8 +508,9 @@ def _roll_call(job: Job, c: RollCall, now: datetime, policy: Policy) -> Decision
         if last.instance == c.instance:
             return Decision(job, Nothing("held"))
         return Decision(job._replace(last=last._replace(instance=c.instance)), Done())
-    same_process = last.instance is None or last.instance == c.instance
-    if same_process and now - last.claimed_at < timedelta(seconds=policy.presence_s):
+    if last.instance is not None and last.instance != c.instance:  # it crashed: the job may have done that
+        return _lapse(job, last, now, policy)
+    if now - last.claimed_at < timedelta(seconds=policy.presence_s):
         return Decision(job, Nothing("younger than one presence round"))
     error = {"code": "ghost_lease", "message": "its worker no longer lists it", "class": "transient", "detail": None}
     ended = _pending(_ended(job, AttemptOutcome.RELEASED, now, error, None), now)

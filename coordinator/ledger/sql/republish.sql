@@ -1,5 +1,5 @@
 -- RESULTS was lost: what it would still hold goes out again, $3 jobs at a time from beyond $2 on.
-WITH some AS (
+WITH lost AS (
     SELECT id
     FROM job
     WHERE
@@ -10,5 +10,5 @@ WITH some AS (
     LIMIT $3
     FOR UPDATE
 )
-UPDATE job SET unpublished = true FROM some WHERE job.id = some.id
+UPDATE job SET unpublished = true FROM lost WHERE job.id = lost.id
 RETURNING job.id
