@@ -92,17 +92,17 @@ class Reconciler:
     async def _surplus(self, present: dict[UUID, str]) -> None:
         """Messages that the ledger does not expect, or does not know the place of."""
         rows = await self.queries.jobs_light(list(present))
-        wrong = []
+        orphans, unrecorded = [], []
         for job_id, subject in present.items():
             row = rows.get(job_id)
             offered = row is not None and row.state is JobState.PENDING and row.offered_at is not None
             if not offered and (row is None or row.state is not JobState.PROCESSING):
-                wrong.append(self._orphan(job_id, subject))
+                orphans.append((job_id, subject))
             elif row is not None and offered and row.offered_seq <= row.spent_seq:
-                wrong.append(self._unrecorded(job_id, subject))
-        if wrong:
+                unrecorded.append((job_id, subject))
+        if orphans:
             await asyncio.sleep(SETTLING_S)
-        await _each(wrong)
+        await _each([*(self._orphan(*one) for one in orphans), *(self._unrecorded(*one) for one in unrecorded)])
 
     async def _orphan(self, job_id: UUID, subject: str) -> None:
         seq = await last_message_seq(self.bus, subject)

@@ -130,7 +130,7 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     tokens = UploadTokens.load_or_create(settings.secrets / "upload-token.key")
     async with (
         contextlib.AsyncExitStack() as stack,
-        await open_pool(dsn) as pool,
+        await open_pool(dsn, min_size=0) as pool,
         _bus(settings, "coordinator", settings.nats_seed) as bus,
         asyncio.TaskGroup() as tasks,
     ):

@@ -47,12 +47,17 @@ async def test_leases_get_grace_after_the_ledger_was_away(tmp_path: Path) -> Non
             with pytest.raises(LedgerDownError):
                 await world.coordinator.reaper.once()
             await servers.postgres.start()
-            await eventually_async(lambda: _readiness(world, 200))
+            await eventually_async(lambda: _answers(world, job["id"]))
 
             await world.move_clock(91)  # as long as nobody could write a beat
             await world.coordinator.reaper.once()
 
             assert (await world.job(job["id"]))["state"] == "processing"
+
+
+async def _answers(world: World, job_id: str) -> bool:
+    async with world.http.get(f"/v1/jobs/{job_id}") as answer:
+        return answer.status == 200
 
 
 async def _readiness(world: World, status: int) -> bool:
