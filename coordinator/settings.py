@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 from pydantic_settings import (
@@ -61,8 +62,14 @@ class CoordinatorSettings(BaseSettings):
 
     @field_validator("public_url")
     @classmethod
-    def _no_slash(cls, url: str | None) -> str | None:
-        return url.rstrip("/") if url else url
+    def _is_url(cls, url: str | None) -> str | None:
+        if not url:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            msg = f"{url!r} is no address that agents can reach: give http://HOST:PORT or https://HOST"
+            raise ValueError(msg)
+        return url.rstrip("/")
 
     @model_validator(mode="after")
     def _times_fit(self) -> Self:

@@ -175,7 +175,8 @@ class Consumption:
             self._ask_again()
             return
         if not self._refused:
-            _log.warning("pull refused", consumer=self._consumer, status=status, text=message.status_text)
+            told = _log.debug if status == _NO_RESPONDERS else _log.warning  # its stream may just not be made yet
+            told("pull refused", consumer=self._consumer, status=status, text=message.status_text)
         self._refused = True
         self._expected = 0
         if self._timer is not None:
