@@ -17,7 +17,7 @@ SELECT md5('old-' || n)::uuid, 'cms', 'post-' || n, 'article', 'llama3.1:8b', 'a
     CASE WHEN n % 50 <> 0 AND n % 100 <> 1 THEN 'llama3.1:8b' END,
     CASE WHEN n % 20 = 0 THEN 2 ELSE 1 END
 FROM (
-    SELECT n, now() - interval '1 hour' - n * interval '5 seconds' AS at FROM generate_series($1::int, $2::int) AS n
+    SELECT n, now() - interval '8 days' - n * interval '5 seconds' AS at FROM generate_series($1::int, $2::int) AS n
 ) AS old
 """
 
@@ -36,7 +36,7 @@ SELECT md5('old-' || n)::uuid, epoch, epoch, 'mac-' || n % 7, 'e7a5d1c2-0000-400
     'llama3.1:8b', '{"temperature": 0.7, "seed": 42}',
     '[{"stage": "loading_model", "at_s": 0.0}, {"stage": "generating_text", "at_s": 6.1}]', 0
 FROM (
-    SELECT n, epoch, now() - interval '1 hour' - n * interval '5 seconds' AS at
+    SELECT n, epoch, now() - interval '8 days' - n * interval '5 seconds' AS at
     FROM generate_series($1::int, $2::int) AS n
     CROSS JOIN LATERAL generate_series(1, CASE WHEN n % 20 = 0 THEN 2 ELSE 1 END) AS epoch
 ) AS old
