@@ -65,7 +65,7 @@ class Reconciler:
         present = await self._present()
         offers = await self.queries.offers(IN_FLIGHT_S)
         await _each([self._missing(offer) for offer in offers if offer.job_id not in present])
-        await self._surplus(present)
+        await self._surplus(present, {offer.job_id for offer in offers})
 
     async def _present(self) -> dict[UUID, str]:
         """Return WORK's subjects by job; a message on one that names no job is nobody's, and goes."""
@@ -89,8 +89,8 @@ class Reconciler:
             self.mended.missing += 1
             _log.warning("offer without a message", job_id=str(offer.job_id), lane=offer.lane)
 
-    async def _surplus(self, present: dict[UUID, str]) -> None:
-        """Messages that the ledger does not expect, or does not know the place of."""
+    async def _surplus(self, present: dict[UUID, str], settled_down: set[UUID]) -> None:
+        """Mend messages that the ledger does not expect, or whose place it does not know though the offer is no news."""
         rows = await self.queries.jobs_light(list(present))
         orphans, unrecorded = [], []
         for job_id, subject in present.items():
@@ -98,7 +98,7 @@ class Reconciler:
             offered = row is not None and row.state is JobState.PENDING and row.offered_at is not None
             if not offered and (row is None or row.state is not JobState.PROCESSING):
                 orphans.append((job_id, subject))
-            elif row is not None and offered and row.offered_seq <= row.spent_seq:
+            elif job_id in settled_down and row is not None and offered and row.offered_seq <= row.spent_seq:
                 unrecorded.append((job_id, subject))
         if orphans:
             await asyncio.sleep(SETTLING_S)

@@ -175,6 +175,7 @@ async def test_rule_12_a_message_whose_place_was_never_recorded_is_found(world: 
     subject = subjects.work(LANE, UUID(job["id"]))
     seq = await world.offered_after(subject, 0)
     await world.pool.execute("UPDATE job SET offered_seq = 0")  # as if the coordinator had died before it noted it
+    await world.move_clock(10)
 
     await world.coordinator.reconciler.once()
 
