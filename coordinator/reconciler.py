@@ -90,7 +90,7 @@ class Reconciler:
             _log.warning("offer without a message", job_id=str(offer.job_id), lane=offer.lane)
 
     async def _surplus(self, present: dict[UUID, str], settled_down: set[UUID]) -> None:
-        """Mend messages that the ledger does not expect, or whose place it does not know though the offer is no news."""
+        """Mend messages that the ledger does not expect, or whose place it never noted (`settled_down`: old offers)."""
         rows = await self.queries.jobs_light(list(present))
         orphans, unrecorded = [], []
         for job_id, subject in present.items():
