@@ -20,7 +20,7 @@ from shared.wire import Presence
 MAX_KEPT_BYTES = 64 * 1024
 """How much of a refused body is kept."""
 
-COUNT_LIMIT = 1000
+COUNT_LIMIT = 100
 """Waiting jobs are counted up to this, per lane and priority."""
 
 _MAX_REASON = 4000
