@@ -17,10 +17,9 @@ from shared import subjects, wire
 from shared.bus import Bus, BusError, Message, Subscription
 from shared.errors import LedgerDownError
 from shared.lease import Policy
-from shared.states import PRIORITY_RANK, DenyReason
+from shared.states import PRIORITY_NAME, DenyReason
 
 _log = structlog.get_logger()
-_PRIORITY_NAME = {rank: name for name, rank in PRIORITY_RANK.items()}
 
 
 @dataclass(slots=True)
@@ -107,7 +106,7 @@ class Claims:
                     "model": grant.payload.model,
                     "spec": grant.payload.spec,
                     "labels": grant.payload.labels,
-                    "priority": _PRIORITY_NAME[grant.payload.priority],
+                    "priority": PRIORITY_NAME[grant.payload.priority],
                 },
             }
         )

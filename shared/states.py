@@ -86,6 +86,9 @@ class Priority(StrEnum):
 PRIORITY_RANK = {Priority.LOW: 0, Priority.NORMAL: 1, Priority.HIGH: 2, Priority.URGENT: 3}
 """A priority as the ledger sorts it: higher first."""
 
+PRIORITY_NAME = {rank: str(name) for name, rank in PRIORITY_RANK.items()}
+"""A priority as it stands on the wire, by its rank."""
+
 
 class WorkerState(StrEnum):
     """What an agent says it is ready for, or what an operator told it to be."""

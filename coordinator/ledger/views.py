@@ -15,12 +15,10 @@ import asyncpg
 import orjson
 
 from coordinator.ledger.database import CONNECT_S, fetch, reaching, sql
-from shared.states import PRIORITY_RANK, JobState
+from shared.states import PRIORITY_NAME, JobState
 
 Pool: TypeAlias = asyncpg.Pool
 Row = dict[str, Any]
-
-_PRIORITY: Final = {rank: str(name) for name, rank in PRIORITY_RANK.items()}
 
 
 class Cursor(NamedTuple):
@@ -139,7 +137,7 @@ async def snapshot(pool: Pool) -> AsyncIterator[Any]:
 def _row(record: Mapping[str, Any]) -> Row:
     row = dict(record)
     if "priority" in row:
-        row["priority"] = _PRIORITY[row["priority"]]
+        row["priority"] = PRIORITY_NAME[row["priority"]]
     return row
 
 
