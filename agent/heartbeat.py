@@ -35,11 +35,12 @@ class Publish(Protocol):
 class Heartbeats:
     """Look at every attempt, round by round: is its deadline over, is a heartbeat due."""
 
-    def __init__(self, publish: Publish, leases: Leases, worker: str, now: Callable[[], float]) -> None:
-        """`publish` is the bus's; `now` is the clock that runs on in sleep."""
+    def __init__(self, publish: Publish, leases: Leases, worker: str, instance: str, now: Callable[[], float]) -> None:
+        """`publish` is the bus's; `instance` names this process; `now` is the clock that runs on in sleep."""
         self._publish = publish
         self._leases = leases
         self._worker = worker
+        self._instance = instance
         self._now = now
         self._failing = False
 
@@ -68,7 +69,7 @@ class Heartbeats:
         attempt.sent_at, attempt.changed_at = self._now(), None
         try:
             async with asyncio.timeout(_SEND_LIMIT_S):
-                await self._publish(attempt.delivery, BODY, headers=headers_of(attempt, self._worker))
+                await self._publish(attempt.delivery, BODY, headers=headers_of(attempt, self._worker, self._instance))
         except (BusError, TimeoutError) as error:
             attempt.changed_at = float("-inf")  # again in a second: the lease may be short of time
             if not self._failing:
@@ -79,12 +80,13 @@ class Heartbeats:
         return True
 
 
-def headers_of(attempt: Attempt, worker: str) -> dict[str, str]:
+def headers_of(attempt: Attempt, worker: str, instance: str) -> dict[str, str]:
     """Return the headers that tell the ledger what this attempt is doing."""
     headers = {
         "Tandem-Job": str(attempt.job_id),
         "Tandem-Epoch": str(attempt.epoch),
         "Tandem-Worker": worker,
+        "Tandem-Instance": instance,
         "Tandem-Stage": attempt.stage_name or "starting",
         "Tandem-Elapsed": f"{attempt.elapsed_s():.1f}",
     }

@@ -112,10 +112,11 @@ async def first_of(*futures: "asyncio.Future[Any]", wait_s: float | None = None)
 class Leases:
     """Every attempt that is held; presence lists them (rule 8)."""
 
-    def __init__(self, bus: Bus, worker: str, now: Callable[[], float], *, timeout_s: float) -> None:
-        """`now` is the clock; a question about a lease waits `timeout_s` for its answer."""
+    def __init__(self, bus: Bus, worker: str, instance: str, now: Callable[[], float], *, timeout_s: float) -> None:
+        """`instance` names this process; `now` is the clock; a question waits `timeout_s` for its answer."""
         self._bus = bus
         self._worker = worker
+        self._instance = instance
         self._now = now
         self._timeout_s = timeout_s
         self._held: dict[tuple[UUID, int], Attempt] = {}
@@ -181,7 +182,8 @@ class Leases:
 
     async def ask(self, attempt: Attempt) -> LeaseReply | None:
         """Ask whether it is still ours; `lost` stops it. None: no answer, which says nothing."""
-        question = LeaseQuestion(job_id=attempt.job_id, epoch=attempt.epoch).model_dump_json().encode()
+        asked = LeaseQuestion(job_id=attempt.job_id, epoch=attempt.epoch, instance=self._instance)
+        question = asked.model_dump_json().encode()
         try:
             message = await self._bus.request(subjects.lease(self._worker), question, timeout_s=self._timeout_s)
             reply = LeaseReply.model_validate_json(message.data)

@@ -20,7 +20,7 @@ from agent.settings import AgentSettings
 from shared import subjects
 from shared.bus import Bus, BusError
 from shared.states import WorkerState
-from shared.wire import Presence, PresenceReply
+from shared.wire import Presence, PresenceAnswer, PresenceReply, RefusedPresence
 
 _PATIENCE = 2
 """Announcements that may go unanswered before nothing is pulled any more."""
@@ -56,6 +56,8 @@ class PresenceRounds:
         self._unanswered = 0
         self._version = importlib.metadata.version("tandem")
         self.announced: tuple[WorkerState, int] | None = None
+        self.refused: str | None = None
+        """Why the coordinator takes no announcement of this process; a reason of the gate."""
 
     async def once(self) -> None:
         """Announce, and take the answer; BusError when there is none."""
@@ -83,14 +85,23 @@ class PresenceRounds:
                 said.model_dump_json().encode(),
                 timeout_s=self._settings.presence_timeout_s,
             )
-            reply = PresenceReply.model_validate_json(message.data)
+            reply = PresenceAnswer.validate_json(message.data)
         except (BusError, ValidationError):
             self._nobody()
             raise
-        self._take(reply)
+        if isinstance(reply, RefusedPresence):
+            self._refused(reply)
+        else:
+            self._take(reply)
+
+    def _refused(self, reply: RefusedPresence) -> None:
+        if self.refused is None:
+            _log.error("announcement refused; taking no work", code=reply.error.code, faults=reply.error.faults)
+        self.refused = reply.error.code
+        self._gate.changed()
 
     def _take(self, reply: PresenceReply) -> None:
-        self._unanswered = 0
+        self._unanswered, self.refused = 0, None
         offers = [offer for offer in reply.lanes if self._registry.serves(offer.kind, offer.slug)]
         if [o.consumer for o in offers] != [o.consumer for o in self._lanes.offers]:
             _log.info("lanes", consumers=[offer.consumer for offer in offers])

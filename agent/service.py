@@ -149,7 +149,7 @@ class _Agent:
         self._ready = asyncio.Event()
         self._chores: set[asyncio.Task[None]] = set()
         self._gate = Gate(now, registry.able)
-        self._leases = Leases(bus, settings.worker, now, timeout_s=settings.lease_timeout_s)
+        self._leases = Leases(bus, settings.worker, parts.instance, now, timeout_s=settings.lease_timeout_s)
         self._reporter = Reporter(bus, self._leases, parts.spool, parts.uploads, settings)
         claims = Claims(
             bus,
@@ -171,19 +171,20 @@ class _Agent:
             linger_s=settings.linger_s,
             linger_many_s=settings.linger_many_s,
             now=now,
+            just_woken=lambda: self._sleep.in_grace,
             on_end=self._ended,
         )
         self._rounds = PresenceRounds(
             bus, self._gate, self._leases, registry, self._lanes, settings, parts.instance, on_answer=self._answered
         )
         self._presence = Loop("presence", self._rounds.once, settings.presence_s)
-        self._heartbeats = Loop(
-            "heartbeats", Heartbeats(bus.publish, self._leases, settings.worker, now).once, settings.heartbeat_tick_s
-        )
+        heartbeats = Heartbeats(bus.publish, self._leases, settings.worker, parts.instance, now)
+        self._heartbeats = Loop("heartbeats", heartbeats.once, settings.heartbeat_tick_s)
         self._sleep = SleepWatch(parts.clock, settings.wake_grace_s, [self._time_passed])
         self._drain = Drain(self._gate, self._leases, settings.drain_limit_s)
         self._control = Control(self._leases, self._reporter, self._gate)
         self._gate.checks += [
+            lambda: self._rounds.refused,
             lambda: "just_woken" if self._sleep.in_grace else None,
             lambda: "spool_full" if self._leases.delivering >= settings.most_spooled else None,
         ]
@@ -198,7 +199,7 @@ class _Agent:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             loops = [
-                tasks.create_task(self._heartbeats.run(), name="heartbeats"),
+                tasks.create_task(self._beat(), name="heartbeats"),
                 tasks.create_task(Loop("sleep watch", self._sleep.once, WATCH_S).run(), name="sleep watch"),
             ]
             for attempt, entry in [(self._adopt(entry.parcel), entry) for entry in spooled]:
@@ -250,10 +251,15 @@ class _Agent:
             empty.cancel()
             rushed.cancel()
 
+    async def _beat(self) -> None:
+        """Speak of leases once the coordinator knows this process: until then they are its predecessor's."""
+        await self._ready.wait()
+        await self._heartbeats.run()
+
     async def _adopted(self, attempt: Attempt, entry: Entry) -> None:
         """Deliver what an earlier process of this worker left."""
         try:
-            await self._bus.wait_connected(_FOREVER_S)
+            await self._ready.wait()
             answer = await self._reporter.deliver(attempt, entry, adopted=True)
         finally:
             self._leases.close(attempt)
@@ -278,20 +284,22 @@ class _Agent:
         if connected:
             self._reporter.nudge()
             self._leases.doubt()
-            self._chore(self._leases.ask_doubtful())
+            if self._ready.is_set():
+                self._chore(self._leases.ask_doubtful())
 
     def _time_passed(self) -> None:
         self._leases.doubt()
-        self._chore(self._leases.ask_doubtful())
+        if self._ready.is_set():
+            self._chore(self._leases.ask_doubtful())
         self._chore(self._parts.uploads.forget_connections())
         self._presence.wake()
 
     def _answered(self, reply: PresenceReply) -> None:
         self._presence.every_s = reply.presence_s
+        self._ready.set()
         if any(attempt.doubtful for attempt in self._leases):
             self._chore(self._leases.ask_doubtful())
         self._puller.wake()
-        self._ready.set()
 
     def _announce_change(self) -> None:
         said = self._rounds.announced

@@ -16,6 +16,7 @@ from coordinator.workers import Directory
 from shared import subjects, wire
 from shared.bus import Bus, BusError, Message, Subscription
 from shared.errors import LedgerDownError
+from shared.failpoints import Failpoint, reach
 from shared.lease import Policy
 from shared.states import PRIORITY_NAME, DenyReason
 
@@ -60,7 +61,7 @@ class Claims:
             instance=asked.instance or self.directory.instance_of(worker),
             delivery=asked.delivery,
             token=token,
-            paused=self._paused(worker, lane),
+            paused=self._paused(worker, asked.instance, lane),
         )
         if not self.ready():
             return
@@ -74,6 +75,7 @@ class Claims:
         if isinstance(answer, Grant):
             self.dispatcher.claimed(lane)
             _log.info("claim granted", job_id=str(asked.job_id), epoch=answer.epoch, worker=worker)
+            reach(Failpoint.GRANT_UNANSWERED)
             await self._answer(message, self._granted(command, answer))
         else:
             assert isinstance(answer, Denial)
@@ -81,10 +83,10 @@ class Claims:
             body = {"verdict": "denied", "reason": answer.reason, "retry_in_s": answer.retry_in_s}
             await self._answer(message, orjson.dumps(body))
 
-    def _paused(self, worker: str, lane: str) -> Literal["lane", "worker"] | None:
+    def _paused(self, worker: str, instance: str | None, lane: str) -> Literal["lane", "worker"] | None:
         if self.dispatcher.is_paused(lane):
             return "lane"
-        return None if self.directory.may_take(worker) else "worker"
+        return None if self.directory.may_take(worker, instance) else "worker"
 
     def _granted(self, command: Claim, grant: Grant) -> bytes:
         assert grant.payload is not None
@@ -123,9 +125,11 @@ class Claims:
             if not await self.directory.is_sender(message.sender, worker, learn=True):
                 await self._answer(message, orjson.dumps({"error": {"code": "not_your_worker", "faults": []}}))
                 return
-            answer = await self.ledger.do(Heartbeat(job_id=asked.job_id, worker=worker, epoch=asked.epoch))
+            question = Heartbeat(job_id=asked.job_id, worker=worker, epoch=asked.epoch, instance=asked.instance)
+            answer = await self.ledger.do(question)
         except LedgerDownError:
             return
+        reach(Failpoint.LEASE_UNANSWERED)
         match answer:
             case Held(ttl_s):
                 await self._answer(message, orjson.dumps({"lease": "held", "ttl_s": ttl_s}))

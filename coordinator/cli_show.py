@@ -83,7 +83,11 @@ def job(found: JobView, beats: Sequence[HeartbeatLine] = ()) -> None:
         ("created", moment(found.created_at)),
         ("finished", moment(found.finished_at) if found.finished_at else ""),
         ("worker", escape(f"{found.worker}, epoch {found.epoch}" if found.worker else "")),
-        ("failures", f"{found.attempt} of {found.max_attempts}; leases lost {found.lease_losses}"),
+        ("failures", f"{found.attempt} of {found.max_attempts}"),
+        (
+            "lapses",
+            f"{found.lease_losses} lost, {found.silences} silent" if found.lease_losses + found.silences else "",
+        ),
         ("error", escape(error(found.error))),
     ):
         if value:

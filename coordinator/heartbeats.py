@@ -24,6 +24,7 @@ _MAX_DETAIL = 200
 _MAX_EPOCH = 2**31 - 1
 _MAX_STAGE = 64
 _MAX_ELAPSED_S = 1e9
+_MAX_INSTANCE = 100
 
 _BATCH = 500
 _WAITING_MOST = 65_536
@@ -115,6 +116,7 @@ def read(headers: Mapping[str, str]) -> Heartbeat | None:
             elapsed_s=_number(headers.get("Tandem-Elapsed"), 0.0, _MAX_ELAPSED_S),
             progress=_number(progress, 0.0, 1.0) if progress else None,
             detail=_text(headers.get("Tandem-Detail"), _MAX_DETAIL),
+            instance=_text(headers.get("Tandem-Instance"), _MAX_INSTANCE),
         )
     except (KeyError, ValueError):
         return None

@@ -54,6 +54,9 @@ class PresenceDesk:
             if not await self.directory.is_sender(message.sender, worker, learn=True):
                 return
             row = await self.queries.save_presence(worker, message.sender, presence)
+            if row is None:
+                await self._replaced(message, worker, presence.instance)
+                return
             self.directory.saw(row)
             await self._hold_against(worker, presence)
             reply = await self._reply(presence)
@@ -63,10 +66,19 @@ class PresenceDesk:
         reply["state"] = row.wanted
         await self.bus.respond(message, orjson.dumps(reply))
 
+    async def _replaced(self, message: Message, worker: str, instance: str) -> None:
+        """Answer a process that was replaced by a newer one of its name: two must not work under one."""
+        _log.warning("replaced process announces itself", worker=worker, instance=instance)
+        fault = {"field": "instance", "message": f"a newer process announced itself as {worker}"}
+        await self.bus.respond(message, orjson.dumps({"error": {"code": "replaced", "faults": [fault]}}))
+
     async def _hold_against(self, worker: str, presence: wire.Presence) -> None:
         """Compare what the ledger says this worker holds with what it lists (rule 8)."""
         listed = {busy.job_id: busy.epoch for busy in presence.busy}
         held = await self.queries.processing_of(worker)
+        others = listed.keys() - {job_id for job_id, _ in held}
+        if others:  # it may be the next process of one whose lease lapsed meanwhile
+            held += await self.queries.lapsed_of(worker, list(others))
         calls = [
             RollCall(job_id=job_id, worker=worker, instance=presence.instance, epoch=listed.get(job_id))
             for job_id, epoch in held

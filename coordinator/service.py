@@ -19,6 +19,8 @@ from pydantic import SecretStr
 
 from coordinator.artifacts import FolderStore
 from coordinator.claims import Claims
+from coordinator.departures import ROUND_S as DEPARTURES_S
+from coordinator.departures import Departures
 from coordinator.dispatcher import Dispatcher
 from coordinator.effects import Effects
 from coordinator.feed import Feed
@@ -41,6 +43,7 @@ from coordinator.web.app import Runner, WebContext, make_app, serve
 from coordinator.workers import Directory
 from shared import subjects
 from shared.bus import Bus, Subscription
+from shared.failpoints import Failpoint, reach
 from shared.loops import Loop
 from shared.states import WorkerState
 from shared.streams import RESULTS_KEPT_S, ensure_intake_consumers, ensure_streams, is_missing
@@ -75,6 +78,7 @@ class Coordinator:
     claims: Claims
     heartbeats: Heartbeats
     presence: PresenceDesk
+    departures: Departures | None
     loops: list[Loop]
     subscriptions: list[Subscription] = field(default_factory=list)
     url: str = ""  # of the HTTP side, once it listens
@@ -98,6 +102,7 @@ class Coordinator:
                 "reports_unreadable": self.reports.unreadable,
                 "expired": self.reaper.expired,
                 "ghost_leases": self.presence.ghosts,
+                "departed": self.departures.ended if self.departures else 0,
                 "published": self.results.published,
                 "effects_lost": self.effects.lost,
                 "mended_missing": self.reconciler.mended.missing,
@@ -138,7 +143,9 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         stack.callback(store.close)
         effects, feed = Effects(bus, LaneConsumers(bus, settings.lease_ttl_s), tasks), Feed(bus)
         async with Ledger(pool, settings.policy(), on_effects=effects.take, on_changes=feed.changed) as ledger:
-            coordinator = _compose(settings, bus, ledger, Queries(pool), effects, feed, tokens)
+            seed = settings.nats_watcher_seed
+            watcher = await stack.enter_async_context(_bus(settings, "watcher", seed)) if seed else None
+            coordinator = _compose(settings, bus, watcher, ledger, Queries(pool), effects, feed, tokens)
             context = WebContext(
                 ledger=ledger,
                 pool=pool,
@@ -169,6 +176,7 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
 def _compose(
     settings: CoordinatorSettings,
     bus: Bus,
+    watcher: Bus | None,
     ledger: Ledger,
     queries: Queries,
     effects: Effects,
@@ -182,10 +190,21 @@ def _compose(
     )
     results = Results(bus, queries, "")
     reaper = Reaper(bus, ledger, queries)
+    departures = None
+    if watcher is not None:
+        departures = Departures(
+            watcher,
+            ledger,
+            queries,
+            directory,
+            lambda: bus.connected and reaper.graced,
+            settings.disconnect_grace_s,
+        )
 
     async def provision() -> list[str]:
         results.forget()
         made = await _provision(settings, bus, queries)
+        reach(Failpoint.INTAKE_MADE)
         for source in _sources(settings):
             await results.ensure(source)
         by_name["results"].wake()
@@ -199,6 +218,8 @@ def _compose(
         Loop("dispatcher", dispatcher.once, every_s=1.0, max_failures=MAX_FAILURES),
         Loop("results", results.once, every_s=5.0, max_failures=MAX_FAILURES),
     ]
+    if departures is not None:
+        loops.append(Loop("departures", departures.once, every_s=DEPARTURES_S, max_failures=MAX_FAILURES))
     by_name = {loop.name: loop for loop in loops}
     dispatcher.on_wake(by_name["dispatcher"].wake)
     effects.connect(ledger, dispatcher=dispatcher, results=by_name["results"], reconciler=by_name["reconciler"])
@@ -219,6 +240,7 @@ def _compose(
         claims=Claims(bus, ledger, directory, dispatcher, tokens, policy, lambda: reaper.graced, ""),
         heartbeats=Heartbeats(bus, ledger, directory),
         presence=PresenceDesk(bus, ledger, queries, directory, dispatcher, lanes, policy),
+        departures=departures,
         loops=loops,
     )
 
@@ -233,6 +255,8 @@ async def _start(
     coordinator.bus.on_state(_on_bus_state(coordinator))
     for part in (coordinator.heartbeats, coordinator.claims, coordinator.presence):
         coordinator.subscriptions += await part.subscribe()
+    if coordinator.departures is not None:
+        coordinator.subscriptions += await coordinator.departures.subscribe()
     started += [tasks.create_task(loop.run(), name=loop.name) for loop in coordinator.loops]
     for name, run in (
         ("effects", coordinator.effects.run),
@@ -280,6 +304,7 @@ async def _provision(settings: CoordinatorSettings, bus: Bus, queries: Queries) 
     first_seq = max(await queries.highest_seq() + 1, int(now.timestamp() * 1_000_000))
     if await is_missing(bus, "RESULTS"):  # noted before it is made: a crash in between only says so twice
         _log.info("results go out again", jobs=await queries.republish(RESULTS_KEPT_S))
+        reach(Failpoint.LOSS_NOTED)
     seed = settings.nats_provisioner_seed
     if seed is None:
         made = await ensure_streams(bus, first_seq=first_seq, replicas=settings.replicas)
@@ -287,6 +312,7 @@ async def _provision(settings: CoordinatorSettings, bus: Bus, queries: Queries) 
         async with _bus(settings, "provisioner", seed) as provisioner:
             await provisioner.wait_connected(10.0)
             made = await ensure_streams(provisioner, first_seq=first_seq, replicas=settings.replicas)
+    reach(Failpoint.STREAMS_MADE)
     await ensure_intake_consumers(bus)
     if made:
         _log.info("streams made", streams=made, first_seq=first_seq)
@@ -323,6 +349,7 @@ def _orders(coordinator: Coordinator) -> Callable[[str, str, str], Awaitable[Non
     async def order(worker: str, what: str, actor: str) -> None:
         """Keep what the operator wants, and tell the agent; one that is away learns of it by its next presence."""
         await coordinator.queries.set_wanted(worker, wanted[what], actor=actor)
+        reach(Failpoint.ORDER_UNTOLD)
         await coordinator.directory.once()
         if coordinator.bus.connected:
             await coordinator.bus.publish(subjects.control(worker), orjson.dumps({"type": what}))

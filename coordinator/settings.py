@@ -33,6 +33,7 @@ class CoordinatorSettings(BaseSettings):
     nats_ca: Path | None = None  # CA of the server's certificate; None = no TLS
     nats_seed: SecretStr | None = None  # nkey seed of the run-time coordinator
     nats_provisioner_seed: SecretStr | None = None  # of the user that may make streams; used only then
+    nats_watcher_seed: SecretStr | None = None  # of the user that hears disconnects; None = crashes wait for the ttl
     replicas: int = Field(default=1, ge=1, le=5)  # of each stream
 
     http: str = "127.0.0.1:8420"  # HOST:PORT; port 0 = any free one
@@ -49,11 +50,13 @@ class CoordinatorSettings(BaseSettings):
     presence_s: PositiveFloat = 10.0
     max_attempts: PositiveInt = 5
     max_lease_losses: PositiveInt = 5
+    max_silences: PositiveInt = 20
     retry_base_s: PositiveFloat = 10.0
     retry_max_s: PositiveFloat = 600.0
     timeout_s: PositiveFloat = 1800.0
     reaper_s: PositiveFloat = 1.0
     reconcile_s: PositiveFloat = 30.0
+    disconnect_grace_s: PositiveFloat = 5.0  # how long a closed connection's process may take to come back
     unclaimed_s: PositiveFloat = 15.0  # an offer that a free agent leaves lying this long is made anew
     window_min: PositiveInt = 2  # offers a lane always may have out
 
@@ -89,6 +92,7 @@ class CoordinatorSettings(BaseSettings):
             presence_s=self.presence_s,
             max_attempts=self.max_attempts,
             max_lease_losses=self.max_lease_losses,
+            max_silences=self.max_silences,
             retry_base_s=self.retry_base_s,
             retry_max_s=self.retry_max_s,
         )

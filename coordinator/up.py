@@ -183,6 +183,7 @@ def _settings(
         nats=nats.url,
         nats_seed=SecretStr(nats.identities.coordinator),
         nats_provisioner_seed=SecretStr(nats.identities.provisioner),
+        nats_watcher_seed=SecretStr(nats.identities.watcher),
         http=plan.http,
         tokens={
             f"publisher:{SOURCE}": SecretStr(tokens["publisher"]),

@@ -76,10 +76,14 @@ class Directory:
         row = self.rows.get(worker)
         return row.presence.instance if row and row.presence else None
 
-    def may_take(self, worker: str) -> bool:
-        """Say whether an operator lets this worker take new jobs."""
+    def worker_of(self, sender: str) -> str | None:
+        """Return the worker that an authenticated user is known as."""
+        return self._sender.get(sender)
+
+    def may_take(self, worker: str, instance: str | None) -> bool:
+        """Say whether an operator lets this worker take new jobs, and this process of it was not replaced."""
         row = self.rows.get(worker)
-        return row is None or row.wanted is WorkerState.READY
+        return row is None or (row.wanted is WorkerState.READY and instance not in row.retired)
 
     def capable(self, lane: str) -> frozenset[str]:
         """Return the workers, present or known, that serve a lane."""

@@ -77,6 +77,7 @@ class JobLine(_Answer):
     attempt: int = 0
     max_attempts: int = 0
     lease_losses: int = 0
+    silences: int = 0
     error: dict[str, Any] | None = None
 
 

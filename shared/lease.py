@@ -27,7 +27,8 @@ class Policy:
     heartbeat_s: float = 30.0
     presence_s: float = 10.0
     max_attempts: int = 5
-    max_lease_losses: int = 5
+    max_lease_losses: int = 5  # holders that died, or were never heard of after their claim
+    max_silences: int = 20  # holders that fell silent in the middle: asleep, out of reach
     retry_base_s: float = 10.0
     retry_max_s: float = 600.0
     elsewhere_delay_s: float = 2.0
@@ -40,9 +41,10 @@ class Policy:
         if not 0 < self.presence_s <= self.lease_ttl_s:
             msg = f"presence_s must be at most lease_ttl_s: {self.presence_s} > {self.lease_ttl_s}"
             raise ValueError(msg)
-        if self.max_attempts < 1 or self.max_lease_losses < 1:
-            msg = f"limits start at 1: max_attempts {self.max_attempts}, max_lease_losses {self.max_lease_losses}"
-            raise ValueError(msg)
+        for limit in ("max_attempts", "max_lease_losses", "max_silences"):
+            if getattr(self, limit) < 1:
+                msg = f"limits start at 1: {limit} is {getattr(self, limit)}"
+                raise ValueError(msg)
 
     def retry_delay_s(self, failures: int, jitter: float) -> float:
         """Return the wait before the attempt after the `failures`-th failure; `jitter` in [-1, 1] is ±20 %."""

@@ -29,6 +29,14 @@ class AttemptOutcome(StrEnum):
     CLOSED = "closed"  # it had lapsed, and an operator's retry shut the door behind it
 
 
+class Lapse(StrEnum):
+    """What is known of a holder whose lease lapsed; the `code` in its attempt's error."""
+
+    SILENT = "worker_silent"  # it was heard of in this attempt, then no more: asleep, or out of reach
+    LOST = "worker_lost"  # its process died, or it was never heard of after its claim: may be the job's doing
+    RESTARTED = "worker_restarted"  # it died, and its next process does not have the job: nothing of it can come back
+
+
 class ReportOutcome(StrEnum):
     """What an agent says of its attempt."""
 

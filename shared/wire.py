@@ -123,6 +123,21 @@ class PresenceReply(Open):
     state: WorkerState = WorkerState.READY
 
 
+class RefusedPresence(Open):
+    """The announcement can't be taken: it can't be read, or `replaced` by a newer process of the same name."""
+
+    class Error(Open):
+        """What is wrong."""
+
+        code: str
+        faults: list[Fault] = []
+
+    error: Error
+
+
+PresenceAnswer = TypeAdapter[PresenceReply | RefusedPresence](PresenceReply | RefusedPresence)
+
+
 class Offer(Open):
     """Body of a WORK message."""
 
@@ -186,6 +201,7 @@ class LeaseQuestion(Open):
 
     job_id: UUID
     epoch: Epoch
+    instance: Text | None = Field(default=None, max_length=100)  # the asking process; another's lease is not its own
 
 
 class LeaseReply(Open):

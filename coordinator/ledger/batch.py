@@ -26,6 +26,7 @@ from coordinator.ledger.model import (
 )
 from coordinator.ledger.transitions import decide
 from coordinator.ledger.writes import Tracked, write
+from shared.failpoints import Failpoint, reach
 from shared.lease import Policy
 
 _MAX_EPOCH = 2**31 - 1
@@ -53,6 +54,7 @@ async def carry_out(
     await connection.execute("BEGIN")
     try:
         committed, new_lanes = await _in_transaction(connection, commands, policy, lanes)
+        reach(Failpoint.COMMIT_UNSENT)
         ended = await connection.execute("COMMIT")
     except Exception as error:
         if not is_away(error) and not connection.is_closed():

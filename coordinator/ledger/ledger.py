@@ -25,6 +25,7 @@ from coordinator.ledger.batch import Committed, carry_out
 from coordinator.ledger.database import CONNECT_S, down, is_away, open_pool
 from coordinator.ledger.model import Answer, Command, Effect, Job
 from shared.errors import LedgerDownError
+from shared.failpoints import Failpoint, reach
 from shared.lease import Policy
 
 _log = structlog.get_logger()
@@ -259,6 +260,7 @@ class Ledger:
 
     def _answered(self, items: list[_Item], committed: Committed) -> list[_Item]:
         """Answer the callers, then hand on what changed and what must be done; returns those to decide again."""
+        reach(Failpoint.COMMIT_UNHEARD)
         again = []
         for item, answer in zip(items, committed.answers, strict=True):
             if answer is None:

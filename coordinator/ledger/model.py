@@ -58,7 +58,8 @@ class Job(NamedTuple):
     created_at: datetime
     epoch: int = 0
     attempt: int = 0  # reports of failure charged
-    lease_losses: int = 0  # expiries charged
+    lease_losses: int = 0  # lapses charged: its holder died, or was never heard of
+    silences: int = 0  # lapses charged: its holder fell silent in the middle
     excluded: tuple[str, ...] = ()  # workers that said `elsewhere`
     offered_at: datetime | None = None  # when the current offer was decided; None = not offered
     offered_seq: int = 0  # sequence in WORK of the newest offer known; survives it
@@ -142,6 +143,7 @@ class Heartbeat:
     elapsed_s: float = 0.0
     progress: float | None = None
     detail: str | None = None
+    instance: str | None = None  # the process; None if a foreign agent never says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +175,16 @@ class RollCall:
     worker: str
     instance: str
     epoch: int | None  # the epoch that presence lists for this job; None = not listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depart:
+    """A process's connection was closed by its machine, and for `silent_s` nothing of that process was heard."""
+
+    job_id: UUID
+    worker: str
+    instance: str
+    silent_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +237,7 @@ Command = (
     | FileReport
     | Expire
     | RollCall
+    | Depart
     | Grace
     | Cancel
     | Retry

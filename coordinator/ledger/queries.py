@@ -90,6 +90,7 @@ class WorkerRow:
     name: str
     nkey: str | None  # who its connection was authenticated as
     instance: str | None
+    retired: frozenset[str]  # processes that a newer one has replaced
     first_seen_at: datetime | None
     seen_at: datetime | None
     presence: Presence | None  # None: never announced itself
@@ -157,6 +158,14 @@ class Queries:
         """Return the leases that a worker holds: (job, epoch)."""
         return [(row["id"], row["epoch"]) for row in await self._all("processing_of", worker)]
 
+    async def lapsed_of(self, worker: str, jobs: Sequence[UUID]) -> list[tuple[UUID, int]]:
+        """Return those of `jobs` whose newest lease lapsed in this worker's hands: (job, epoch)."""
+        return [(row["id"], row["epoch"]) for row in await self._all("lapsed_of", worker, jobs)]
+
+    async def held_by_silent(self, worker: str, instance: str, silent_s: float) -> list[UUID]:
+        """Return what a process holds, unless it has announced itself within `silent_s`."""
+        return [row["id"] for row in await self._all("held_by_silent", worker, instance, silent_s)]
+
     async def processing_ids(self) -> list[UUID]:
         """Return all jobs that are held by somebody, in id order."""
         return [row["id"] for row in await self._all("processing_ids")]
@@ -180,16 +189,23 @@ class Queries:
             after = max(row["id"] for row in rows)
         return count
 
+    async def republish_jobs(self, job_ids: Sequence[UUID]) -> frozenset[UUID]:
+        """Have these settled jobs go out again, under another message id than before; return which were out."""
+        return frozenset(row["id"] for row in await self._all("republish_jobs", sorted(job_ids)))
+
     async def highest_seq(self) -> int:
         """Return the highest WORK sequence that the ledger has seen; 0 = none (rule 9). Reads the whole table."""
         return (await self._one("highest_seq"))["seq"]  # type: ignore[no-any-return]
 
     # ---- workers and lanes
 
-    async def save_presence(self, worker: str, sender: str | None, presence: Presence) -> WorkerRow:
-        """Keep a worker's presence, and who was authenticated as its sender (None: keep what is known)."""
-        row = await self._one("presence_save", worker, sender, presence.instance, presence.model_dump(mode="json"))
-        return _worker(row)
+    async def save_presence(self, worker: str, sender: str | None, presence: Presence) -> WorkerRow | None:
+        """Keep a worker's presence, and who was authenticated as its sender (None: keep what is known).
+
+        Returns None, and keeps nothing, if a newer process of this worker has announced itself since.
+        """
+        rows = await self._all("presence_save", worker, sender, presence.instance, presence.model_dump(mode="json"))
+        return _worker(rows[0]) if rows else None
 
     async def save_sender(self, worker: str, sender: str) -> None:
         """Keep who a worker's connection is authenticated as."""
@@ -249,6 +265,11 @@ class Queries:
         """Return the files that are stored for an epoch, by name."""
         return [StoredArtifact(**row) for row in await self._all("artifacts_of", job_id, epoch)]
 
+    async def unlink_stray(self, job_ids: Sequence[UUID]) -> frozenset[tuple[UUID, int]]:
+        """Unlink files of other epochs than the result's; return (job, epoch) of each. Not where the result is unsure."""
+        rows = await self._all("artifact_unlink_stray", sorted(job_ids))
+        return frozenset((row["job_id"], row["epoch"]) for row in rows)
+
     async def _all(self, name: str, *args: Any) -> list[asyncpg.Record]:
         return await fetch(self._pool, name, *args)
 
@@ -258,13 +279,16 @@ class Queries:
 
 def _worker(row: asyncpg.Record) -> WorkerRow:
     presence = row["presence"]
+    if presence is not None and not isinstance(presence, str):  # text: out of a pool that `open_pool` did not make
+        presence = orjson.dumps(presence)
     return WorkerRow(
         name=row["name"],
         nkey=row["nkey"],
         instance=row["instance"],
+        retired=frozenset(row["retired"]),
         first_seen_at=row["first_seen_at"],
         seen_at=row["seen_at"],
-        presence=Presence.model_validate_json(orjson.dumps(presence)) if presence is not None else None,
+        presence=Presence.model_validate_json(presence) if presence is not None else None,
         wanted=WorkerState(row["wanted"]),
         age_s=row["age_s"] if row["age_s"] is not None else math.inf,
     )

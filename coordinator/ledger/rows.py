@@ -31,6 +31,7 @@ job_columns = attrgetter(
     "epoch",
     "attempt",
     "lease_losses",
+    "silences",
     "excluded",
     "offered_at",
     "offered_seq",
@@ -96,6 +97,7 @@ def job_of(row: Mapping[str, Any], last: Attempt | None) -> Job:
         epoch=row["epoch"],
         attempt=row["attempt"],
         lease_losses=row["lease_losses"],
+        silences=row["silences"],
         excluded=tuple(excluded) if excluded else (),
         offered_at=row["offered_at"],
         offered_seq=row["offered_seq"],
@@ -160,7 +162,7 @@ def job_insert_columns(new: Sequence[tuple[Admit, Job]]) -> Columns:
 def job_update_columns(writes: Sequence[JobWrite]) -> Columns:
     """Return the columns of job_update.sql."""
     return _columns(
-        19,
+        20,
         (
             (
                 job.id,
@@ -169,6 +171,7 @@ def job_update_columns(writes: Sequence[JobWrite]) -> Columns:
                 job.epoch,
                 job.attempt,
                 job.lease_losses,
+                job.silences,
                 _text_array(job.excluded),
                 job.offered_at,
                 job.offered_seq,

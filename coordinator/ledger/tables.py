@@ -99,6 +99,7 @@ class JobTable(SQLModel, table=True):
             "epoch >= 0 AND attempt >= 0 AND lease_losses >= 0 AND (epoch > 0 OR state <> 'processing')",
             "job_counts_from_zero",
         ),
+        _check("silences >= 0", "job_silences_from_zero"),
         _check("max_attempts >= 1 AND timeout_s > 0", "job_limits_positive"),
         # The backlog of a lane, read per priority: due ones in order (job_backlog.sql).
         Index("job_backlog", "lane", text("priority DESC"), "run_after", "id", postgresql_where=_PENDING),
@@ -130,6 +131,7 @@ class JobTable(SQLModel, table=True):
     epoch: int = Field(sa_column=_must(Integer, "0"))
     attempt: int = Field(sa_column=_must(Integer, "0"))
     lease_losses: int = Field(sa_column=_must(Integer, "0"))
+    silences: int = Field(sa_column=_must(Integer, "0"))
     excluded: list[str] = Field(sa_column=_must(ARRAY(Text), "'{}'"))
     offered_at: datetime | None = Field(sa_column=_may(_INSTANT))
     offered_seq: int = Field(sa_column=_must(BigInteger, "0"))
@@ -269,6 +271,7 @@ class WorkerTable(SQLModel, table=True):
     name: str = Field(sa_column=_key(Text))
     nkey: str | None = Field(sa_column=_may(Text))  # as the server stamped it
     instance: str | None = Field(sa_column=_may(Text))
+    retired: list[str] = Field(sa_column=_must(ARRAY(Text), "'{}'"))  # processes that a newer one has replaced
     first_seen_at: datetime | None = Field(sa_column=_may(_INSTANT))  # None: only an operator spoke of it so far
     seen_at: datetime | None = Field(sa_column=_may(_INSTANT))
     presence: dict[str, Any] | None = Field(sa_column=_may(JSONB))  # its last message

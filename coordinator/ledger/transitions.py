@@ -14,7 +14,8 @@ calls it, and writes what it says. Nothing else changes a job.
     processing           Claim              lease live                             denied `leased`
     processing           Claim              lease over, later delivery             lapse charged; then as pending
     processing           Heartbeat          same epoch, before the deadline        lease extended
-    pending              Heartbeat          same epoch, which lapsed               processing again, loss refunded
+    pending              Heartbeat          same epoch, which lapsed*              processing again, lapse refunded
+    any                  Heartbeat          of another process than the holder     lost `stale`
     processing, pending* FileReport         completed, files there                 completed or awaiting_review
     processing, pending* FileReport         completed, a file missing              as failed, transient
     processing, pending* FileReport         failed, transient                      pending after the backoff, or failed
@@ -23,15 +24,21 @@ calls it, and writes what it says. Nothing else changes a job.
     processing, pending* FileReport         released                               pending, nothing charged
     any                  FileReport         older epoch / outcome known / else     stale / duplicate / rejected
     processing           Expire             past the deadline, heartbeats alive     as failed, transient (`timeout`)
-    processing           Expire             lease over                             pending, loss charged, or failed
+    processing           Expire             lease over                             pending, lapse charged, or failed
     processing           RollCall           not listed, by the process that has it pending, nothing charged
-    processing           RollCall           not listed, by its next process        as Expire: it crashed
+    processing           RollCall           not listed, by its next process        as Expire, loss charged; no way back
+    processing, pending* RollCall           listed, by its next process            that process is the holder
+    processing           Depart             process gone, unheard of since         as Expire, loss charged
     processing           Grace                                                     lease extended
     not settled, review  Cancel                                                    canceled
     settled              Retry                                                     pending, counters at zero
     awaiting_review      Approve / Reject                                          completed / pending or canceled
 
-(* pending, while the report's epoch is the newest and ended by a lapse only.)
+(* pending, while that epoch is the newest and ended by a lapse only; for heartbeats not by its next process's word.)
+
+What a lapse charges. A holder that was heard of and then fell silent sleeps or is out of reach: `silences`, with a
+generous limit. One that is known to have died, or was never heard of after its claim, may have died of the job:
+`lease_losses`, with a small one. Both are taken back when that epoch speaks again.
 
 Why it holds. One row, one lock, one epoch that only a grant moves: two grants can't have the same epoch, and whoever
 has an older one is refused for ever. The first outcome closes an attempt; only a lapse can be taken back, and only
@@ -58,6 +65,7 @@ from coordinator.ledger.model import (
     Conflict,
     Decision,
     Denial,
+    Depart,
     Dispatch,
     Done,
     Effect,
@@ -95,6 +103,7 @@ from shared.states import (
     DenyReason,
     ErrorClass,
     JobState,
+    Lapse,
     LostReason,
     ReportOutcome,
     Verdict,
@@ -128,6 +137,8 @@ def decide(job: Job | None, command: Command, now: datetime, policy: Policy) -> 
             return _expire(job, command, now, policy)
         case RollCall():
             return _roll_call(job, command, now, policy)
+        case Depart():
+            return _depart(job, command, now, policy)
         case Grace():
             return _grace(job, now, policy)
         case Cancel():
@@ -244,7 +255,7 @@ def _claim_leased(job: Job, c: Claim, now: datetime, policy: Policy) -> Decision
         return Decision(job, Denial(DenyReason.LEASED, left_s), () if c.delivery == last.delivery else (effect,))
     if not _later(c, last):
         return Decision(job, Denial(DenyReason.SETTLED))
-    lapsed = _lapse(job, last, now, policy)
+    lapsed = _lapse(job, _silence(last), now, policy)
     assert lapsed.job is not None
     if lapsed.job.state is JobState.FAILED:
         return Decision(lapsed.job, Denial(DenyReason.SETTLED), lapsed.effects)
@@ -337,20 +348,28 @@ def _last(job: Job) -> Attempt:
 
 def _heartbeat(job: Job, c: Heartbeat, now: datetime, policy: Policy) -> Decision:
     last = job.last
-    if last is None or c.epoch != last.epoch or c.worker != last.worker:
+    if last is None or c.epoch != last.epoch or c.worker != last.worker or _superseded(c.instance, last):
         return Decision(job, Lost(LostReason.STALE))
     if now >= last.deadline_at and last.outcome in (None, AttemptOutcome.LEASE_EXPIRED):
         return Decision(job, Lost(LostReason.DEADLINE))
     if job.state is JobState.PROCESSING:
-        return _beat(job, last, c, now, policy, resumed=False)
+        return _beat(job, last, c, now, policy)
     if job.state is JobState.PENDING and last.outcome is AttemptOutcome.LEASE_EXPIRED:
-        return _beat(job, last._replace(outcome=None, ended_at=None), c, now, policy, resumed=True)
+        if _lapse_of(last) is Lapse.RESTARTED:
+            return Decision(job, Lost(LostReason.STALE))
+        return _beat(_without_lapse(job), last._replace(outcome=None, ended_at=None, error=None), c, now, policy)
     if job.state is JobState.CANCELED:
         return Decision(job, Lost(LostReason.CANCELED))
     return Decision(job, Lost(LostReason.SETTLED if job.state in SETTLED else LostReason.STALE))
 
 
-def _beat(job: Job, last: Attempt, c: Heartbeat, now: datetime, policy: Policy, *, resumed: bool) -> Decision:
+def _superseded(instance: str | None, last: Attempt) -> bool:
+    """Say whether a process speaks that is not the holder's (both must be known): it can extend nothing."""
+    return instance is not None and last.instance is not None and instance != last.instance
+
+
+def _beat(job: Job, last: Attempt, c: Heartbeat, now: datetime, policy: Policy) -> Decision:
+    resumed = job.state is JobState.PENDING
     if c.stage is None:  # only asks
         attempt = last._replace(heartbeat_at=now)
     else:
@@ -362,7 +381,6 @@ def _beat(job: Job, last: Attempt, c: Heartbeat, now: datetime, policy: Policy, 
         state=JobState.PROCESSING,
         worker=attempt.worker,
         lease_expires_at=lease_end,
-        lease_losses=job.lease_losses - (1 if resumed else 0),
         last=attempt,
     )
     answer = Held((lease_end - now).total_seconds(), resumed)
@@ -395,7 +413,9 @@ def _report(job: Job | None, c: FileReport, now: datetime, policy: Policy) -> De
 
 
 def _without_lapse(job: Job) -> Job:
-    """Take a lapse back: an epoch that reports after all is charged once, by its report (rule 2)."""
+    """Take the last attempt's lapse back: an epoch that speaks after all is charged once, by its report (rule 2)."""
+    if _lapse_of(_last(job)) is Lapse.SILENT:
+        return job._replace(silences=job.silences - 1)
     return job._replace(lease_losses=job.lease_losses - 1)
 
 
@@ -481,7 +501,7 @@ def _expire(job: Job, c: Expire, now: datetime, policy: Policy) -> Decision:
         return Decision(job, Nothing("lease was extended"))
     alive_until = (last.heartbeat_at or last.claimed_at) + timedelta(seconds=policy.lease_ttl_s)
     if now < last.deadline_at or alive_until < now:  # a Mac that slept over its deadline did not hang
-        return _lapse(job, last, now, policy)
+        return _lapse(job, _silence(last), now, policy)
     message = f"no report within timeout_s = {job.timeout_s:g}"
     error = {"code": "timeout", "message": message, "class": "transient", "detail": None}
     ended = _charged(_ended(job, AttemptOutcome.FAILED, now, error, None), error, c.jitter, now, policy)
@@ -489,33 +509,72 @@ def _expire(job: Job, c: Expire, now: datetime, policy: Policy) -> Decision:
     return ended._replace(effects=(*ended.effects, tell))
 
 
-def _lapse(job: Job, last: Attempt, now: datetime, policy: Policy) -> Decision:
-    """Charge a lapsed lease; the reaper and a claim that takes over do exactly this (rule 2)."""
-    ended = _ended(job, AttemptOutcome.LEASE_EXPIRED, now, None, None)._replace(lease_losses=job.lease_losses + 1)
-    if ended.lease_losses < policy.max_lease_losses:
+def _silence(last: Attempt) -> Lapse:
+    """Return what a lease that just ran out says of its holder."""
+    return Lapse.SILENT if last.heartbeats else Lapse.LOST
+
+
+def _lapse_of(last: Attempt) -> Lapse:
+    """Return how a lapsed attempt lapsed."""
+    return Lapse(last.error["code"]) if last.error else Lapse.LOST
+
+
+def _lapse(job: Job, lapse: Lapse, now: datetime, policy: Policy) -> Decision:
+    """Charge a lapsed lease; all that end a lease under its holder do exactly this (rule 2)."""
+    worker = _last(job).worker
+    why = {"code": str(lapse), "message": _LAPSES[lapse].format(worker), "class": "transient", "detail": None}
+    ended = _ended(job, AttemptOutcome.LEASE_EXPIRED, now, why, None)
+    if lapse is Lapse.SILENT:
+        ended, what, limit = ended._replace(silences=job.silences + 1), "silent", policy.max_silences
+    else:
+        ended, what, limit = ended._replace(lease_losses=job.lease_losses + 1), "lost", policy.max_lease_losses
+    times = ended.silences if lapse is Lapse.SILENT else ended.lease_losses
+    if times < limit:
         return _pending(ended, now)
-    message = f"worker lost x {ended.lease_losses}, last {last.worker}"
-    error = {"code": "worker_lost", "message": message, "class": "permanent", "detail": None}
+    message = f"worker {what} × {times}, last {worker}"  # noqa: RUF001 - the sign for times
+    error = {"code": f"worker_{what}", "message": message, "class": "permanent", "detail": None}
     return _settled(ended._replace(error=error), JobState.FAILED, now)
+
+
+_LAPSES = {
+    Lapse.SILENT: "{} fell silent",
+    Lapse.LOST: "{} was lost",
+    Lapse.RESTARTED: "{} was started anew, without it",
+}
 
 
 def _roll_call(job: Job, c: RollCall, now: datetime, policy: Policy) -> Decision:
     """End a lease that its worker does not know of (rule 8); hand on one that it kept over a restart."""
-    if job.state is not JobState.PROCESSING or job.worker != c.worker:
+    last = job.last
+    lapsed = job.state is JobState.PENDING and last is not None and last.outcome is AttemptOutcome.LEASE_EXPIRED
+    if last is None or last.worker != c.worker or not (lapsed or job.state is JobState.PROCESSING):
         return Decision(job, Nothing("not this worker's"))
-    last, _ = _holder(job)
     if c.epoch == last.epoch:
         if last.instance == c.instance:
             return Decision(job, Nothing("held"))
         return Decision(job._replace(last=last._replace(instance=c.instance)), Done())
-    if last.instance is not None and last.instance != c.instance:  # it crashed: the job may have done that
-        return _lapse(job, last, now, policy)
+    if lapsed:
+        return Decision(job, Nothing("lapsed already"))
+    if _superseded(c.instance, last):  # it crashed: the job may have done that
+        return _lapse(job, Lapse.RESTARTED, now, policy)
     if now - last.claimed_at < timedelta(seconds=policy.presence_s):
         return Decision(job, Nothing("younger than one presence round"))
     error = {"code": "ghost_lease", "message": "its worker no longer lists it", "class": "transient", "detail": None}
     ended = _pending(_ended(job, AttemptOutcome.RELEASED, now, error, None), now)
     tell = Tell(last.worker, job.id, last.epoch, LostReason.STALE)
     return ended._replace(effects=(*ended.effects, tell))
+
+
+def _depart(job: Job, c: Depart, now: datetime, policy: Policy) -> Decision:
+    """End a lease whose process is gone, unless anything was heard of it since: then only its connection was new."""
+    if job.state is not JobState.PROCESSING:
+        return Decision(job, Nothing("not processing"))
+    last, _ = _holder(job)
+    if (last.worker, last.instance) != (c.worker, c.instance):
+        return Decision(job, Nothing("not this process's"))
+    if now - (last.heartbeat_at or last.claimed_at) < timedelta(seconds=c.silent_s):
+        return Decision(job, Nothing("heard of since"))
+    return _lapse(job, Lapse.LOST, now, policy)
 
 
 def _grace(job: Job, now: datetime, policy: Policy) -> Decision:
@@ -583,8 +642,8 @@ def _again(job: Job, now: datetime) -> Decision:
     last = job.last
     if last is not None and last.outcome is AttemptOutcome.LEASE_EXPIRED:
         last = last._replace(outcome=AttemptOutcome.CLOSED)
-    fresh = job._replace(attempt=0, lease_losses=0, excluded=(), error=None, finished_at=None, run_after=now, last=last)
-    return _pending(fresh, now)
+    fresh = job._replace(attempt=0, lease_losses=0, silences=0, excluded=(), error=None, finished_at=None, last=last)
+    return _pending(fresh._replace(run_after=now), now)
 
 
 def _approve(job: Job, c: Approve, now: datetime) -> Decision:

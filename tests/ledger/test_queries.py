@@ -336,6 +336,7 @@ HOT = {
     "lanes_with_work": ((1000,), {"job_backlog", "job_offered", "job_processing", "job_holder"}),
     "offers": ((15.0,), {"job_offered"}),
     "processing_of": (("mini",), {"job_holder"}),
+    "held_by_silent": (("mini", "mini-1", 4.5), {"job_holder"}),
     "processing_ids": ((), {"job_processing", "job_holder", "job_list_by_state"}),
     "unpublished": ((100,), {"job_outbox"}),
 }

@@ -36,6 +36,7 @@ from coordinator.ledger.model import (
     Claim,
     Command,
     Conflict,
+    Depart,
     Dispatch,
     Done,
     Expire,
@@ -97,6 +98,8 @@ class Life:
     epoch: int = 0
     restarted_at: int = 0  # the epoch at the last retry
     grants: dict[int, tuple[str, str]] = field(default_factory=dict)
+    process: str | None = None  # that has the newest epoch
+    replaced: bool = False  # its next process said that it has not
     accepted: FileReport | None = None  # since the last retry
     files: frozenset[str] = frozenset()  # uploaded for the newest epoch
     banned: set[str] = field(default_factory=set)
@@ -138,6 +141,8 @@ class Ledgers(RuleBasedStateMachine):
             case Heartbeat(), Held():
                 assert life.grants[command.epoch][0] == command.worker
                 assert command.epoch == life.epoch
+                assert command.instance in (None, life.process), "extended by another process"
+                assert not life.replaced, "extended after its process was replaced"
                 life.beats += command.stage is not None
             case FileReport(), Judged(verdict, reason):
                 self.judged(life, command, verdict, reason)
@@ -147,8 +152,14 @@ class Ledgers(RuleBasedStateMachine):
                 life.actions += 1
                 self.spend(life)
             case RollCall(epoch=listed), Done():
-                if listed != life.epoch:
+                if listed == life.epoch:
+                    life.process = command.instance
+                else:
                     self.spend(life)
+                    life.replaced = command.instance != life.process
+            case Depart(instance=instance), Done():
+                assert instance == life.process
+                self.spend(life)
             case ((Cancel() | Approve() | Reject()), Done()):
                 life.actions += 1
 
@@ -171,6 +182,7 @@ class Ledgers(RuleBasedStateMachine):
         assert life.accepted is None, "granted after its result was accepted"
         assert command.token.seq > life.spent, "granted through a message whose attempt has ended"
         life.grants[epoch], life.epoch, life.files = holder, epoch, frozenset()
+        life.process, life.replaced = command.instance, False
 
     def judged(self, life: Life, command: FileReport, verdict: Verdict, reason: str | None) -> None:
         if verdict is not Verdict.ACCEPTED:
@@ -264,11 +276,20 @@ class Ledgers(RuleBasedStateMachine):
         instance = f"{worker}-{1 + second}"
         self.do(claim(life.id, worker, seq, count, instance=instance, paused=paused))
 
-    @rule(n=job_no, worker=workers, back=epochs_back, ask=st.booleans(), holder=st.booleans())
-    def beat(self, n: int, worker: str, back: int, ask: bool, holder: bool) -> None:  # noqa: FBT001
+    @rule(
+        n=job_no,
+        worker=workers,
+        back=epochs_back,
+        ask=st.booleans(),
+        holder=st.booleans(),
+        process=st.sampled_from((None, None, 1, 2)),
+    )
+    def beat(self, n: int, worker: str, back: int, ask: bool, holder: bool, process: int | None) -> None:  # noqa: FBT001
         life = self.lives[n]
         worker = life.grants[life.epoch][0] if holder and life.epoch else worker
-        self.do(beat(life.id, life.epoch - back, worker, stage=None if ask else "generating_text"))
+        instance = f"{worker}-{process}" if process else None
+        stage = None if ask else "generating_text"
+        self.do(beat(life.id, life.epoch - back, worker, stage=stage, instance=instance))
 
     @rule(
         n=job_no,
@@ -322,6 +343,11 @@ class Ledgers(RuleBasedStateMachine):
         life = self.lives[n]
         epoch = life.epoch if listed else None
         self.do(RollCall(job_id=life.id, worker=worker, instance=f"{worker}-{1 + second}", epoch=epoch))
+
+    @rule(n=job_no, worker=workers, second=st.booleans())
+    def depart(self, n: int, worker: str, second: bool) -> None:  # noqa: FBT001
+        instance = f"{worker}-{1 + second}"
+        self.do(Depart(job_id=self.lives[n].id, worker=worker, instance=instance, silent_s=4.5))
 
     @rule(n=job_no)
     def grace(self, n: int) -> None:
@@ -425,7 +451,9 @@ def _check_row(life: Life, job: asyncpg.Record, attempts: list[asyncpg.Record]) 
     counted = [a for a in attempts if a["epoch"] > life.restarted_at]
     failures = [a for a in counted if a["outcome"] == "failed" and a["error"]["class"] != "elsewhere"]
     assert job["attempt"] == len(failures), "charged for what was not a failure, or not charged"
-    assert job["lease_losses"] == sum(a["outcome"] == "lease_expired" for a in counted)
+    lapses = [a["error"]["code"] for a in counted if a["outcome"] == "lease_expired"]
+    assert job["silences"] == lapses.count("worker_silent")
+    assert job["lease_losses"] == len(lapses) - job["silences"]
     assert set(job["excluded"]) == life.banned
     results = [a for a in counted if a["outcome"] == "completed"]
     if life.accepted is None:
@@ -485,7 +513,8 @@ def a_step(machine: Ledgers, rng: random.Random) -> None:
         lambda: machine.work([turn]),
         lambda: machine.report(n, worker, back, rng.random() < 0.8, kind, rng.choice("ab")),
         lambda: machine.report(n, worker, back, rng.random() < 0.8, kind, rng.choice("ab")),
-        lambda: machine.beat(n, worker, back, rng.random() < 0.2, yes),
+        lambda: machine.beat(n, worker, back, rng.random() < 0.2, yes, rng.choice((None, None, 1, 2))),
+        lambda: machine.depart(n, worker, rng.random() < 0.3),
         lambda: machine.old_reports_come_late(n, kind),
         lambda: machine.old_messages_come_again(n, worker, count, yes),
         lambda: machine.claim(

@@ -21,6 +21,7 @@ from coordinator.ledger.model import (
     Conflict,
     Decision,
     Denial,
+    Depart,
     Dispatch,
     Done,
     Expire,
@@ -47,7 +48,7 @@ from coordinator.ledger.model import (
     Withdraw,
 )
 from coordinator.ledger.transitions import decide
-from shared.states import AttemptOutcome, DenyReason, JobState, LostReason, Verdict
+from shared.states import AttemptOutcome, DenyReason, JobState, Lapse, LostReason, Verdict
 from tests.support.ledger import POLICY, admit, beat, claim, completed, delivery, failed, released
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -107,7 +108,12 @@ def _after(outcome: AttemptOutcome, state: JobState = JobState.PENDING, **fields
     return ended._replace(state=state, finished_at=finished, **fields)
 
 
-_LAPSED = _after(AttemptOutcome.LEASE_EXPIRED, lease_losses=1)
+def _lapsed(lapse: Lapse, **counted: int) -> Job:
+    job = _after(AttemptOutcome.LEASE_EXPIRED, **counted)
+    return job._replace(last=job.last._replace(error={"code": str(lapse)}))
+
+
+_LAPSED = _lapsed(Lapse.SILENT, silences=1)
 
 SITUATIONS: dict[str, Job | None] = {
     "none": None,
@@ -115,6 +121,7 @@ SITUATIONS: dict[str, Job | None] = {
     "offered": _NEW._replace(offered_at=ago(3), offered_seq=5),
     "lapsed": _LAPSED,
     "reoffered": _LAPSED._replace(offered_at=ago(3), offered_seq=7),
+    "replaced": _lapsed(Lapse.RESTARTED, lease_losses=1),
     "backoff": _after(AttemptOutcome.FAILED, attempt=1, run_after=NOW + timedelta(seconds=10)),
     "given": _after(AttemptOutcome.RELEASED),
     "held": _HELD,
@@ -149,9 +156,11 @@ COMMANDS: dict[str, Command] = {
     "beat current": beat(ID, CURRENT),
     "beat newer": beat(ID, NEWER),
     "beat foreign": beat(ID, CURRENT, "book"),
+    "beat other process": beat(ID, CURRENT, instance="mini-2"),
     "ask older": beat(ID, OLDER, stage=None),
     "ask current": beat(ID, CURRENT, stage=None),
     "ask newer": beat(ID, NEWER, stage=None),
+    "ask other process": beat(ID, CURRENT, stage=None, instance="mini-2"),
     "completed older": completed(ID, OLDER),
     "completed current": completed(ID, CURRENT),
     "completed newer": completed(ID, NEWER),
@@ -174,6 +183,8 @@ COMMANDS: dict[str, Command] = {
     "roll call current": RollCall(job_id=ID, worker="mini", instance="mini-1", epoch=CURRENT),
     "roll call restarted": RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=CURRENT),
     "roll call foreign": RollCall(job_id=ID, worker="book", instance="book-1", epoch=None),
+    "depart": Depart(job_id=ID, worker="mini", instance="mini-1", silent_s=4.5),
+    "depart other process": Depart(job_id=ID, worker="mini", instance="mini-2", silent_s=4.5),
     "expire": Expire(job_id=ID),
     "grace": Grace(job_id=ID),
     "cancel": Cancel(job_id=ID, actor="ann"),
@@ -186,57 +197,61 @@ COMMANDS: dict[str, Command] = {
 # ------------------------------------------------------------------------------------------------- what must come of it
 
 TABLE = """
-                    | none | new | offered | lapsed | reoffered | backoff | given | held | overdue | hung | completed | failed | canceled | review
-admit same          | new:P | same:P | same:O | same:P | same:O | same:P | same:P | same:H | same:H | same:H | same:C | same:F | same:X | same:R
-admit other         | new:P | conflict:P | conflict:O | conflict:P | conflict:O | conflict:P | conflict:P | conflict:H | conflict:H | conflict:H | conflict:C | conflict:F | conflict:X | conflict:R
-dispatch            | no:- | done:O | no:O | done:O | no:O | no:P | done:O | no:H | no:H | no:H | no:C | no:F | no:X | no:R
-offered             | no:- | no:P | done:O | no:P | done:O | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
-withdraw            | no:- | no:P | done:P | no:P | done:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
-withdraw old        | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
-claim fresh         | unknown:- | settled:P | grant:H | settled:P | grant:H | settled:P | settled:P | leased:H | grant:H | grant:H | settled:C | settled:F | settled:X | settled:R
-claim not its own   | unknown:- | settled:P | settled:O | settled:P | settled:O | settled:P | settled:P | leased:H | settled:P | settled:P | settled:C | settled:F | settled:X | settled:R
-claim again         | unknown:- | settled:P | grant:H | settled:P | settled:O | settled:P | settled:P | grant:H | settled:H | settled:H | settled:C | settled:F | settled:X | settled:R
-claim old           | unknown:- | settled:P | settled:O | settled:P | settled:O | settled:P | settled:P | leased:H | settled:H | settled:H | settled:C | settled:F | settled:X | settled:R
-claim other lane    | unknown:- | unknown:P | unknown:O | unknown:P | unknown:O | unknown:P | unknown:P | unknown:H | unknown:H | unknown:H | unknown:C | unknown:F | unknown:X | unknown:R
-claim lane paused   | unknown:- | settled:P | paused:P | settled:P | paused:P | settled:P | settled:P | leased:H | paused:P | paused:P | settled:C | settled:F | settled:X | settled:R
-claim worker paused | unknown:- | settled:P | paused:O | settled:P | paused:O | settled:P | settled:P | leased:H | paused:P | paused:P | settled:C | settled:F | settled:X | settled:R
-claim banned        | unknown:- | settled:P | elsewhere:O | settled:P | elsewhere:O | settled:P | settled:P | leased:H | elsewhere:P | elsewhere:P | settled:C | settled:F | settled:X | settled:R
-beat older          | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
-beat current        | stale:- | stale:P | stale:O | resumed:H | resumed:H | stale:P | stale:P | held:H | held:H | deadline:H | settled:C | settled:F | canceled:X | settled:R
-beat newer          | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
-beat foreign        | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
-ask older           | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
-ask current         | stale:- | stale:P | stale:O | resumed:H | resumed:H | stale:P | stale:P | held:H | held:H | deadline:H | settled:C | settled:F | canceled:X | settled:R
-ask newer           | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
-completed older     | rejected:- | rejected:P | rejected:O | stale:P | stale:O | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
-completed current   | rejected:- | rejected:P | rejected:O | accepted:C | accepted:C | duplicate:P | duplicate:P | accepted:C | accepted:C | accepted:C | duplicate:C | duplicate:F | rejected:X | duplicate:R
-completed newer     | rejected:- | rejected:P | rejected:O | rejected:P | rejected:O | rejected:P | rejected:P | rejected:H | rejected:H | rejected:H | rejected:C | rejected:F | rejected:X | rejected:R
-completed foreign   | rejected:- | rejected:P | rejected:O | rejected:P | rejected:O | rejected:P | rejected:P | rejected:H | rejected:H | rejected:H | rejected:C | rejected:F | rejected:X | rejected:R
-transient older     | rejected:- | rejected:P | rejected:O | stale:P | stale:O | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
-transient current   | rejected:- | rejected:P | rejected:O | accepted:P | accepted:P | duplicate:P | duplicate:P | accepted:P | accepted:P | accepted:P | duplicate:C | duplicate:F | rejected:X | duplicate:R
-transient newer     | rejected:- | rejected:P | rejected:O | rejected:P | rejected:O | rejected:P | rejected:P | rejected:H | rejected:H | rejected:H | rejected:C | rejected:F | rejected:X | rejected:R
-elsewhere older     | rejected:- | rejected:P | rejected:O | stale:P | stale:O | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
-elsewhere current   | rejected:- | rejected:P | rejected:O | accepted:P | accepted:P | duplicate:P | duplicate:P | accepted:P | accepted:P | accepted:P | duplicate:C | duplicate:F | rejected:X | duplicate:R
-elsewhere newer     | rejected:- | rejected:P | rejected:O | rejected:P | rejected:O | rejected:P | rejected:P | rejected:H | rejected:H | rejected:H | rejected:C | rejected:F | rejected:X | rejected:R
-elsewhere last      | rejected:- | rejected:P | rejected:O | accepted:F | accepted:F | duplicate:P | duplicate:P | accepted:F | accepted:F | accepted:F | duplicate:C | duplicate:F | rejected:X | duplicate:R
-permanent older     | rejected:- | rejected:P | rejected:O | stale:P | stale:O | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
-permanent current   | rejected:- | rejected:P | rejected:O | accepted:F | accepted:F | duplicate:P | duplicate:P | accepted:F | accepted:F | accepted:F | duplicate:C | duplicate:F | rejected:X | duplicate:R
-permanent newer     | rejected:- | rejected:P | rejected:O | rejected:P | rejected:O | rejected:P | rejected:P | rejected:H | rejected:H | rejected:H | rejected:C | rejected:F | rejected:X | rejected:R
-released older      | rejected:- | rejected:P | rejected:O | stale:P | stale:O | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
-released current    | rejected:- | rejected:P | rejected:O | accepted:P | accepted:P | duplicate:P | duplicate:P | accepted:P | accepted:P | accepted:P | duplicate:C | duplicate:F | rejected:X | duplicate:R
-released newer      | rejected:- | rejected:P | rejected:O | rejected:P | rejected:O | rejected:P | rejected:P | rejected:H | rejected:H | rejected:H | rejected:C | rejected:F | rejected:X | rejected:R
-roll call unlisted  | no:- | no:P | no:O | no:P | no:O | no:P | no:P | done:P | done:P | done:P | no:C | no:F | no:X | no:R
-roll call older     | no:- | no:P | no:O | no:P | no:O | no:P | no:P | done:P | done:P | done:P | no:C | no:F | no:X | no:R
-roll call current   | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
-roll call restarted | no:- | no:P | no:O | no:P | no:O | no:P | no:P | done:H | done:H | done:H | no:C | no:F | no:X | no:R
-roll call foreign   | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
-expire              | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:H | done:P | done:P | no:C | no:F | no:X | no:R
-grace               | no:- | no:P | no:O | no:P | no:O | no:P | no:P | done:H | done:H | done:H | no:C | no:F | no:X | no:R
-cancel              | no:- | done:X | done:X | done:X | done:X | done:X | done:X | done:X | done:X | done:X | no:C | no:F | no:X | done:X
-retry               | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:H | no:H | no:H | done:P | done:P | done:P | done:P
-approve             | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | done:C
-reject              | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | done:X
-reject again        | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | done:P
+                     | none | new | offered | lapsed | reoffered | replaced | backoff | given | held | overdue | hung | completed | failed | canceled | review
+admit same           | new:P | same:P | same:O | same:P | same:O | same:P | same:P | same:P | same:H | same:H | same:H | same:C | same:F | same:X | same:R
+admit other          | new:P | conflict:P | conflict:O | conflict:P | conflict:O | conflict:P | conflict:P | conflict:P | conflict:H | conflict:H | conflict:H | conflict:C | conflict:F | conflict:X | conflict:R
+dispatch             | no:- | done:O | no:O | done:O | no:O | done:O | no:P | done:O | no:H | no:H | no:H | no:C | no:F | no:X | no:R
+offered              | no:- | no:P | done:O | no:P | done:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
+withdraw             | no:- | no:P | done:P | no:P | done:P | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
+withdraw old         | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
+claim fresh          | unknown:- | settled:P | grant:H | settled:P | grant:H | settled:P | settled:P | settled:P | leased:H | grant:H | grant:H | settled:C | settled:F | settled:X | settled:R
+claim not its own    | unknown:- | settled:P | settled:O | settled:P | settled:O | settled:P | settled:P | settled:P | leased:H | settled:P | settled:P | settled:C | settled:F | settled:X | settled:R
+claim again          | unknown:- | settled:P | grant:H | settled:P | settled:O | settled:P | settled:P | settled:P | grant:H | settled:H | settled:H | settled:C | settled:F | settled:X | settled:R
+claim old            | unknown:- | settled:P | settled:O | settled:P | settled:O | settled:P | settled:P | settled:P | leased:H | settled:H | settled:H | settled:C | settled:F | settled:X | settled:R
+claim other lane     | unknown:- | unknown:P | unknown:O | unknown:P | unknown:O | unknown:P | unknown:P | unknown:P | unknown:H | unknown:H | unknown:H | unknown:C | unknown:F | unknown:X | unknown:R
+claim lane paused    | unknown:- | settled:P | paused:P | settled:P | paused:P | settled:P | settled:P | settled:P | leased:H | paused:P | paused:P | settled:C | settled:F | settled:X | settled:R
+claim worker paused  | unknown:- | settled:P | paused:O | settled:P | paused:O | settled:P | settled:P | settled:P | leased:H | paused:P | paused:P | settled:C | settled:F | settled:X | settled:R
+claim banned         | unknown:- | settled:P | elsewhere:O | settled:P | elsewhere:O | settled:P | settled:P | settled:P | leased:H | elsewhere:P | elsewhere:P | settled:C | settled:F | settled:X | settled:R
+beat older           | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
+beat current         | stale:- | stale:P | stale:O | resumed:H | resumed:H | stale:P | stale:P | stale:P | held:H | held:H | deadline:H | settled:C | settled:F | canceled:X | settled:R
+beat newer           | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
+beat foreign         | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
+beat other process   | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
+ask older            | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
+ask current          | stale:- | stale:P | stale:O | resumed:H | resumed:H | stale:P | stale:P | stale:P | held:H | held:H | deadline:H | settled:C | settled:F | canceled:X | settled:R
+ask newer            | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
+ask other process    | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
+completed older      | rejected:- | rejected:P | rejected:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
+completed current    | rejected:- | rejected:P | rejected:O | accepted:C | accepted:C | accepted:C | duplicate:P | duplicate:P | accepted:C | accepted:C | accepted:C | duplicate:C | duplicate:F | rejected:X | duplicate:R
+completed newer      | rejected:- | rejected:P | rejected:O | rejected:P | rejected:O | rejected:P | rejected:P | rejected:P | rejected:H | rejected:H | rejected:H | rejected:C | rejected:F | rejected:X | rejected:R
+completed foreign    | rejected:- | rejected:P | rejected:O | rejected:P | rejected:O | rejected:P | rejected:P | rejected:P | rejected:H | rejected:H | rejected:H | rejected:C | rejected:F | rejected:X | rejected:R
+transient older      | rejected:- | rejected:P | rejected:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
+transient current    | rejected:- | rejected:P | rejected:O | accepted:P | accepted:P | accepted:P | duplicate:P | duplicate:P | accepted:P | accepted:P | accepted:P | duplicate:C | duplicate:F | rejected:X | duplicate:R
+transient newer      | rejected:- | rejected:P | rejected:O | rejected:P | rejected:O | rejected:P | rejected:P | rejected:P | rejected:H | rejected:H | rejected:H | rejected:C | rejected:F | rejected:X | rejected:R
+elsewhere older      | rejected:- | rejected:P | rejected:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
+elsewhere current    | rejected:- | rejected:P | rejected:O | accepted:P | accepted:P | accepted:P | duplicate:P | duplicate:P | accepted:P | accepted:P | accepted:P | duplicate:C | duplicate:F | rejected:X | duplicate:R
+elsewhere newer      | rejected:- | rejected:P | rejected:O | rejected:P | rejected:O | rejected:P | rejected:P | rejected:P | rejected:H | rejected:H | rejected:H | rejected:C | rejected:F | rejected:X | rejected:R
+elsewhere last       | rejected:- | rejected:P | rejected:O | accepted:F | accepted:F | accepted:F | duplicate:P | duplicate:P | accepted:F | accepted:F | accepted:F | duplicate:C | duplicate:F | rejected:X | duplicate:R
+permanent older      | rejected:- | rejected:P | rejected:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
+permanent current    | rejected:- | rejected:P | rejected:O | accepted:F | accepted:F | accepted:F | duplicate:P | duplicate:P | accepted:F | accepted:F | accepted:F | duplicate:C | duplicate:F | rejected:X | duplicate:R
+permanent newer      | rejected:- | rejected:P | rejected:O | rejected:P | rejected:O | rejected:P | rejected:P | rejected:P | rejected:H | rejected:H | rejected:H | rejected:C | rejected:F | rejected:X | rejected:R
+released older       | rejected:- | rejected:P | rejected:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
+released current     | rejected:- | rejected:P | rejected:O | accepted:P | accepted:P | accepted:P | duplicate:P | duplicate:P | accepted:P | accepted:P | accepted:P | duplicate:C | duplicate:F | rejected:X | duplicate:R
+released newer       | rejected:- | rejected:P | rejected:O | rejected:P | rejected:O | rejected:P | rejected:P | rejected:P | rejected:H | rejected:H | rejected:H | rejected:C | rejected:F | rejected:X | rejected:R
+roll call unlisted   | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | done:P | done:P | done:P | no:C | no:F | no:X | no:R
+roll call older      | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | done:P | done:P | done:P | no:C | no:F | no:X | no:R
+roll call current    | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
+roll call restarted  | no:- | no:P | no:O | done:P | done:O | done:P | no:P | no:P | done:H | done:H | done:H | no:C | no:F | no:X | no:R
+roll call foreign    | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
+depart               | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | done:P | done:P | done:P | no:C | no:F | no:X | no:R
+depart other process | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
+expire               | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | done:P | done:P | no:C | no:F | no:X | no:R
+grace                | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | done:H | done:H | done:H | no:C | no:F | no:X | no:R
+cancel               | no:- | done:X | done:X | done:X | done:X | done:X | done:X | done:X | done:X | done:X | done:X | no:C | no:F | no:X | done:X
+retry                | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | done:P | done:P | done:P | done:P
+approve              | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | done:C
+reject               | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | done:X
+reject again         | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | done:P
 """  # noqa: E501 - a table
 
 
@@ -303,6 +318,7 @@ def _well_formed(before: Job | None, decision: Decision) -> None:
     assert (job.finished_at is not None) == (_letter(job) in "CFXR")
     assert job.spent_seq <= job.offered_seq
     assert job.lease_losses >= 0
+    assert job.silences >= 0
     assert job.attempt >= 0
     assert (job.last.epoch if job.last else 0) == job.epoch
     assert held == (job.last is not None and job.last.outcome is None)
@@ -387,9 +403,18 @@ def test_rule_01_only_a_lapse_can_be_taken_back() -> None:
 def test_rule_02_a_lapse_is_refunded_when_its_epoch_is_resumed() -> None:
     story = Story("held")
     story.lapse()
-    assert story.job.lease_losses == 1
+    assert (story.job.silences, story.last.error["code"]) == (1, Lapse.SILENT)
     assert story.do(beat(ID, 2)) == Held(90.0, resumed=True)
-    assert story.job.lease_losses == 0
+    assert (story.job.silences, story.last.error) == (0, None)
+
+
+def test_rule_02_a_loss_is_refunded_when_its_epoch_is_resumed() -> None:
+    story = Story()
+    story.job = _HELD._replace(last=_ATTEMPT._replace(heartbeats=0, heartbeat_at=None))
+    story.lapse()
+    assert (story.job.lease_losses, story.last.error["code"]) == (1, Lapse.LOST)
+    assert story.do(beat(ID, 2)) == Held(90.0, resumed=True)
+    assert (story.job.lease_losses, story.job.silences) == (0, 0)
 
 
 @pytest.mark.parametrize("report", [completed(ID, 2), failed(ID, 2), released(ID, 2)], ids=["ok", "failed", "released"])
@@ -397,7 +422,7 @@ def test_rule_02_a_lapse_is_refunded_when_its_epoch_reports_after_all(report: Co
     story = Story("held")
     story.lapse()
     assert story.do(report) == Judged(Verdict.ACCEPTED)
-    assert story.job.lease_losses == 0
+    assert (story.job.lease_losses, story.job.silences) == (0, 0)
     assert story.job.attempt == (1 if story.last.outcome is AttemptOutcome.FAILED else 0)
 
 
@@ -405,19 +430,66 @@ def test_rule_02_a_claim_that_takes_over_charges_as_the_reaper_does() -> None:
     by_claim, by_reaper = Story("overdue"), Story("overdue")
     by_claim.do(claim(ID, "book", 5, count=2))
     by_reaper.do(Expire(job_id=ID))
-    assert by_claim.job.lease_losses == by_reaper.job.lease_losses == 1
+    assert by_claim.job.silences == by_reaper.job.silences == 1
     assert by_claim.closed == (by_reaper.last,)
     assert by_claim.job.epoch == 3
 
 
 def test_rule_02_a_claim_that_takes_over_ends_a_job_that_has_lost_enough_workers() -> None:
-    job = SITUATIONS["overdue"]._replace(lease_losses=POLICY.max_lease_losses - 1)
+    never_heard_of = SITUATIONS["overdue"].last._replace(heartbeats=0, heartbeat_at=None)
+    job = SITUATIONS["overdue"]._replace(lease_losses=POLICY.max_lease_losses - 1, last=never_heard_of)
     by_claim = decide(job, claim(ID, "book", 5, count=2), NOW, POLICY)
     by_reaper = decide(job, Expire(job_id=ID), NOW, POLICY)
     assert by_claim.answer == Denial(DenyReason.SETTLED)
     assert by_claim.job == by_reaper.job
     assert by_claim.job.state is JobState.FAILED
     assert by_claim.effects == by_reaper.effects
+    assert by_claim.job.error["message"] == "worker lost × 3, last mini"  # noqa: RUF001 - the sign for times
+
+
+def test_a_holder_that_falls_silent_in_the_middle_is_not_counted_as_lost() -> None:
+    """A laptop that vanishes again and again must not end its job; not even that for ever."""
+    job = SITUATIONS["overdue"]._replace(lease_losses=POLICY.max_lease_losses - 1)
+    after = decide(job, Expire(job_id=ID), NOW, POLICY).job
+    assert (after.state, after.silences, after.lease_losses) == (JobState.PENDING, 1, POLICY.max_lease_losses - 1)
+    last_time = job._replace(silences=POLICY.max_silences - 1)
+    ended = decide(last_time, Expire(job_id=ID), NOW, POLICY).job
+    assert (ended.state, ended.error["code"]) == (JobState.FAILED, "worker_silent")
+
+
+def test_a_process_that_is_gone_is_counted_as_lost_and_may_still_come_back() -> None:
+    story = Story("held")
+    story.do(Depart(job_id=ID, worker="mini", instance="mini-1", silent_s=4.5))
+    assert (story.job.lease_losses, story.job.silences, story.last.error["code"]) == (1, 0, Lapse.LOST)
+    assert story.do(beat(ID, 2, instance="mini-1")) == Held(90.0, resumed=True)
+    assert story.job.lease_losses == 0
+
+
+def test_a_process_that_was_heard_of_since_has_only_a_new_connection() -> None:
+    heard = _HELD._replace(last=_ATTEMPT._replace(heartbeat_at=ago(4.4)))
+    assert decide(heard, Depart(job_id=ID, worker="mini", instance="mini-1", silent_s=4.5), NOW, POLICY).job is heard
+    claimed = _HELD._replace(last=_ATTEMPT._replace(heartbeat_at=None, claimed_at=ago(4.4)))
+    assert (
+        decide(claimed, Depart(job_id=ID, worker="mini", instance="mini-1", silent_s=4.5), NOW, POLICY).job is claimed
+    )
+
+
+def test_a_replaced_process_can_extend_nothing_but_its_result_still_counts() -> None:
+    story = Story("held")
+    story.do(RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=None))
+    assert (story.job.lease_losses, story.last.error["code"]) == (1, Lapse.RESTARTED)
+    assert story.do(beat(ID, 2, instance="mini-1")) == Lost(LostReason.STALE)
+    assert story.do(beat(ID, 2)) == Lost(LostReason.STALE), "one that does not say which process it is"
+    assert story.do(completed(ID, 2)) == Judged(Verdict.ACCEPTED)
+    assert story.job.lease_losses == 0
+
+
+@pytest.mark.parametrize("situation", ["held", "lapsed", "reoffered"])
+def test_a_process_that_took_a_job_on_is_its_only_holder(situation: str) -> None:
+    story = Story(situation)
+    story.do(RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=2))
+    assert story.do(beat(ID, 2, instance="mini-1")) == Lost(LostReason.STALE)
+    assert isinstance(story.do(beat(ID, 2, instance="mini-2")), Held)
 
 
 DUE_AGAIN: list[tuple[str, Command]] = [
@@ -555,7 +627,7 @@ def test_rule_08_a_new_process_that_lists_it_takes_it_on() -> None:
 
 def test_rule_10_a_retry_closes_what_was_before() -> None:
     """A job failed by lapses; a person retries it; the last worker wakes up and reports."""
-    job = SITUATIONS["overdue"]._replace(lease_losses=POLICY.max_lease_losses - 1)
+    job = SITUATIONS["overdue"]._replace(silences=POLICY.max_silences - 1)
     story = Story()
     story.job = job
     story.do(Expire(job_id=ID))
@@ -566,6 +638,7 @@ def test_rule_10_a_retry_closes_what_was_before() -> None:
     assert story.do(completed(ID, 2)).verdict is Verdict.STALE  # type: ignore[union-attr]
     assert _letter(story.job) == "P"
     assert (story.job.attempt, story.job.lease_losses, story.job.excluded, story.job.error) == (0, 0, (), None)
+    assert story.job.silences == 0
 
 
 # ------------------------------------------------------------------------------------------- limits, charges, deadlines
@@ -611,7 +684,7 @@ def test_a_job_that_hangs_with_heartbeats_alive_is_charged_as_a_failure() -> Non
 def test_a_mac_that_slept_over_its_deadline_has_lapsed_and_not_hung() -> None:
     slept = SITUATIONS["hung"]._replace(last=SITUATIONS["hung"].last._replace(heartbeat_at=ago(91)))
     after = decide(slept, Expire(job_id=ID), NOW, POLICY).job
-    assert (after.attempt, after.lease_losses, after.last.outcome) == (0, 1, AttemptOutcome.LEASE_EXPIRED)
+    assert (after.attempt, after.silences, after.last.outcome) == (0, 1, AttemptOutcome.LEASE_EXPIRED)
 
 
 def test_a_claim_through_an_offer_whose_place_is_not_recorded_yet_is_granted() -> None:

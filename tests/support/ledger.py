@@ -27,7 +27,7 @@ from shared.lease import Policy
 from shared.subjects import consumer_of, parse_delivery
 from shared.wire import Report
 
-POLICY = Policy(lease_ttl_s=90, heartbeat_s=30, max_attempts=3, max_lease_losses=3)
+POLICY = Policy(lease_ttl_s=90, heartbeat_s=30, max_attempts=3, max_lease_losses=3, max_silences=5)
 
 _TEMPLATE = "ledger_template"
 _names = itertools.count(1)

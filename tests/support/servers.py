@@ -46,8 +46,8 @@ class TandemServers:
             seed, prefix, js_prefix = self._seed("publisher", name), f"_INBOX.{name}", OUTSIDE_JS_PREFIX
         else:
             seed, prefix, js_prefix = getattr(identities, kind), f"_INBOX.{kind}", JOBS_JS_PREFIX
-        options.setdefault("reconnect_delays_s", QUICK_S)
-        return Bus(url or self.nats.url, name=role, seed=seed, inbox_prefix=prefix, js_prefix=js_prefix, **options)
+        options = {"reconnect_delays_s": QUICK_S, "name": role, **options}
+        return Bus(url or self.nats.url, seed=seed, inbox_prefix=prefix, js_prefix=js_prefix, **options)
 
     @asynccontextmanager
     async def open(self, role: str, **options: Any) -> AsyncIterator[Bus]:

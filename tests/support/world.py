@@ -49,6 +49,7 @@ class World:
                 "nats": servers.nats.url,
                 "nats_seed": SecretStr(identities.coordinator),
                 "nats_provisioner_seed": SecretStr(identities.provisioner),
+                "nats_watcher_seed": SecretStr(identities.watcher),
                 "http": "127.0.0.1:0",
                 "artifacts": folder / "artifacts",
                 "secrets": folder / "secrets",

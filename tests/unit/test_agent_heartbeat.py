@@ -44,7 +44,7 @@ class Line:
 @pytest.fixture
 async def world():
     clock, line = Clock(), Line()
-    leases = Leases(Bus("nats://127.0.0.1:1", name="never opened"), "mini", clock.now, timeout_s=1)
+    leases = Leases(Bus("nats://127.0.0.1:1", name="never opened"), "mini", "process", clock.now, timeout_s=1)
     granted = Granted(
         epoch=3,
         attempt=1,
@@ -55,7 +55,7 @@ async def world():
         job=GrantedJob(id=uuid.uuid4(), kind="article", spec={}),
     )
     attempt = leases.open(granted, "$JS.ACK.WORK.c.1.2.3.4.5", clock.now())
-    return clock, line, leases, attempt, Heartbeats(line.publish, leases, "mini", clock.now)
+    return clock, line, leases, attempt, Heartbeats(line.publish, leases, "mini", "process", clock.now)
 
 
 async def test_one_soon_after_the_start_then_every_heartbeat_s(world):

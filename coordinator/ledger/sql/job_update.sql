@@ -6,6 +6,7 @@ SET
     epoch = new.epoch,
     attempt = new.attempt,
     lease_losses = new.lease_losses,
+    silences = new.silences,
     excluded = new.excluded::text[],
     offered_at = new.offered_at,
     offered_seq = new.offered_seq,
@@ -24,11 +25,11 @@ SET
     END,
     unpublished = (new.announced OR job.unpublished) AND new.finished_at IS NOT NULL
 FROM unnest(
-    $1::uuid[], $2::text[], $3::timestamptz[], $4::integer[], $5::integer[], $6::integer[], $7::text[],
-    $8::timestamptz[], $9::bigint[], $10::bigint[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::jsonb[],
-    $15::boolean[], $16::jsonb[], $17::integer[], $18::text[], $19::boolean[]
+    $1::uuid[], $2::text[], $3::timestamptz[], $4::integer[], $5::integer[], $6::integer[], $7::integer[], $8::text[],
+    $9::timestamptz[], $10::bigint[], $11::bigint[], $12::text[], $13::timestamptz[], $14::timestamptz[], $15::jsonb[],
+    $16::boolean[], $17::jsonb[], $18::integer[], $19::text[], $20::boolean[]
 ) AS new (
-    id, state, run_after, epoch, attempt, lease_losses, excluded,
+    id, state, run_after, epoch, attempt, lease_losses, silences, excluded,
     offered_at, offered_seq, spent_seq, worker, lease_expires_at, finished_at, error,
     result_is, result, result_epoch, result_model, announced
 )

@@ -13,7 +13,7 @@ SELECT
     extract(epoch FROM tandem_now() - a.heartbeat_at)::float8 AS heartbeat_age_s,
     j.lease_expires_at,
     extract(epoch FROM j.lease_expires_at - tandem_now())::float8 AS lease_left_s,
-    j.epoch, j.attempt, j.max_attempts, j.lease_losses, j.excluded,
+    j.epoch, j.attempt, j.max_attempts, j.lease_losses, j.silences, j.excluded,
     coalesce(j.error, a.error) AS error,
     coalesce(j.error, a.error) ->> 'class' AS error_class,
     coalesce(j.error, a.error) ->> 'message' AS error_text,

@@ -7,7 +7,7 @@ SELECT
     a.claimed_at, a.stage, a.progress, a.heartbeat_at,
     extract(epoch FROM coalesce(a.ended_at, tandem_now()) - a.claimed_at)::float8 AS duration_s,
     extract(epoch FROM j.lease_expires_at - tandem_now())::float8 AS lease_left_s,
-    j.epoch, j.attempt, j.max_attempts, j.lease_losses, j.error
+    j.epoch, j.attempt, j.max_attempts, j.lease_losses, j.silences, j.error
 FROM job AS j
 LEFT JOIN attempt AS a ON a.job_id = j.id AND a.epoch = coalesce(j.result_epoch, j.epoch)
 WHERE

@@ -1,0 +1,109 @@
+"""Departures: a process that is gone gives up its leases at once, instead of when they run out (DESIGN §4).
+
+When a process dies its machine closes its connection, and the server says so: `Client Closed`. A machine that sleeps
+or lost its link says nothing; the server then drops it as a `Stale Connection`, and its leases wait for their ttl, for
+it may still be at work. A process that only made its connection anew speaks again within `grace_s`.
+
+This only makes takeovers faster: with an event missed, or nobody to hear it, the lease runs out. So whatever could make
+a living process look silent here (a ledger that was away, a coordinator that stood still) drops what was heard.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import orjson
+import structlog
+
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.model import Depart, Done
+from coordinator.ledger.queries import Queries
+from coordinator.workers import Directory
+from shared.bus import Bus, Message, Subscription
+from shared.errors import LedgerDownError
+
+_log = structlog.get_logger()
+
+SUBJECT = "$SYS.ACCOUNT.AGENTS.DISCONNECT"
+_GONE = "Client Closed"
+
+ROUND_S = 0.25
+
+_AT_LEAST_SILENT = 0.9
+"""What was on its way when the connection ended is written after it: that much of the grace must have been silence."""
+
+_LATE_ROUNDS = 4
+"""Rounds by which this may be late before it must be thought of as having stood still itself."""
+
+_MOST_WAITING = 4096
+
+
+@dataclass(slots=True)
+class Departures:
+    """Hears which connections end; `once` ends the leases of processes that did not come back."""
+
+    watcher: Bus  # in the server's system account
+    ledger: Ledger
+    queries: Queries
+    directory: Directory
+    hearing: Callable[[], bool]  # whether this coordinator hears heartbeats, and leases had their grace
+    grace_s: float
+    clock: Callable[[], float] = time.monotonic
+    ended: int = 0  # leases ended because their process was gone
+    _due: dict[tuple[str, str], float] = field(default_factory=dict)  # (worker, instance) -> when to look
+
+    async def subscribe(self) -> list[Subscription]:
+        """Start hearing. Every coordinator hears all: the ledger decides once, and one may die meanwhile."""
+        return [await self.watcher.subscribe(SUBJECT, self._on_disconnect)]
+
+    def _on_disconnect(self, message: Message) -> None:
+        process = self._process(message.data)
+        if process is not None and len(self._due) < _MOST_WAITING:
+            self._due[process] = self.clock() + self.grace_s
+            _log.info("connection closed", worker=process[0], instance=process[1])
+
+    def _process(self, data: bytes) -> tuple[str, str] | None:
+        """Return which process it was; None for a silent link, or a connection that is no agent's own.
+
+        The user is authenticated, the name is not: `agent-<worker>-<instance>` counts only for that user's worker.
+        """
+        try:
+            event = orjson.loads(data)
+            client, reason = event["client"], event["reason"]
+            user, name = client["user"], client["name"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        worker = self.directory.worker_of(user) if isinstance(user, str) else None
+        if worker is None or reason != _GONE or not isinstance(name, str):
+            return None
+        instance = name.removeprefix(f"agent-{worker}-")
+        return (worker, instance) if instance != name else None
+
+    async def once(self) -> None:
+        """End the leases of every process whose time to come back is over."""
+        now = self.clock()
+        due = [process for process, at in self._due.items() if at <= now]
+        if not due:
+            return
+        if not self.hearing():
+            self._due.clear()
+            return
+        for process in due:
+            at = self._due.pop(process)
+            if now - at > _LATE_ROUNDS * ROUND_S:
+                self._due[process] = now + self.grace_s
+                continue
+            try:
+                await self._depart(*process)
+            except LedgerDownError:
+                self._due.clear()  # nobody's heartbeats are written now
+                raise
+
+    async def _depart(self, worker: str, instance: str) -> None:
+        silent_s = self.grace_s * _AT_LEAST_SILENT
+        held = await self.queries.held_by_silent(worker, instance, silent_s)
+        commands = [Depart(job_id=j, worker=worker, instance=instance, silent_s=silent_s) for j in held]
+        for command, answer in zip(commands, await self.ledger.do_many(commands), strict=True):
+            if isinstance(answer, Done):
+                self.ended += 1
+                _log.warning("lease of a process that is gone", job_id=str(command.job_id), worker=worker)
