@@ -2,11 +2,12 @@
 
 import random
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import structlog
 
 from coordinator.ledger.ledger import Ledger
-from coordinator.ledger.model import Done, Expire, Grace
+from coordinator.ledger.model import Done, Expire, Grace, SetBack
 from coordinator.ledger.queries import Queries
 from shared.bus import Bus
 from shared.errors import LedgerDownError
@@ -14,6 +15,9 @@ from shared.errors import LedgerDownError
 _log = structlog.get_logger()
 
 _BATCH = 500
+
+_SET_BACK = timedelta(seconds=1)
+"""Smaller steps of the ledger's clock are let be."""
 
 
 @dataclass(slots=True)
@@ -24,6 +28,8 @@ class Reaper:
     ledger: Ledger
     queries: Queries
     expired: int = 0
+    set_back: int = 0  # times that the ledger's clock was found set back
+    _now: datetime | None = None  # the ledger's clock when it was last looked at
     _seen: int = 0  # the bus connection whose leases got their grace; 0 = none yet
 
     @property
@@ -42,6 +48,12 @@ class Reaper:
             raise
 
     async def _expire(self) -> None:
+        now = await self.queries.now()
+        if self._now is not None and now < self._now - _SET_BACK:
+            self.set_back += 1
+            self._seen = 0
+            _log.warning("the ledger's clock was set back", seconds=(self._now - now).total_seconds())
+        self._now = now
         if not self.graced:
             connection = self.bus.connections
             await self.grace()
@@ -60,8 +72,15 @@ class Reaper:
             after = ids[-1]
 
     async def grace(self) -> None:
-        """Give every live lease a full ttl: nobody heard the beats of the time before."""
+        """Give every live lease a full ttl: nobody heard the beats of the time before, or time was another.
+
+        What only seems not to be due any more, since the clock was set back, is due.
+        """
         held = await self.queries.processing_ids()
         await self.ledger.do_many([Grace(job_id=job_id) for job_id in held])
         if held:
             _log.info("leases got grace", leases=len(held))
+        while ahead := await self.queries.ahead(_BATCH):
+            answers = await self.ledger.do_many([SetBack(job_id=job_id) for job_id in ahead])
+            if not any(isinstance(answer, Done) for answer in answers):
+                break  # others were faster

@@ -195,6 +195,13 @@ class Grace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetBack:
+    """The ledger's clock was set back: what was due when it was admitted seems to lie in the future."""
+
+    job_id: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
     """A person or publisher calls the job off."""
 
@@ -239,6 +246,7 @@ Command = (
     | RollCall
     | Depart
     | Grace
+    | SetBack
     | Cancel
     | Retry
     | Approve

@@ -166,6 +166,10 @@ class Queries:
         """Return what a process holds, unless it has announced itself within `silent_s`."""
         return [row["id"] for row in await self._all("held_by_silent", worker, instance, silent_s)]
 
+    async def ahead(self, limit: int) -> list[UUID]:
+        """Return jobs that were due when they were admitted and are not now: the clock was set back."""
+        return [row["id"] for row in await self._all("ahead", limit)]
+
     async def processing_ids(self) -> list[UUID]:
         """Return all jobs that are held by somebody, in id order."""
         return [row["id"] for row in await self._all("processing_ids")]
@@ -265,8 +269,39 @@ class Queries:
         """Return the files that are stored for an epoch, by name."""
         return [StoredArtifact(**row) for row in await self._all("artifacts_of", job_id, epoch)]
 
+    async def forget_artifact(self, job_id: UUID, epoch: int, name: str, sha256: str) -> None:
+        """Take back what `record_artifact` noted, the content not being in the store."""
+        await self._all("artifact_forget", job_id, epoch, name, sha256)
+
+    async def sweep_artifacts(self, older_than_s: float, limit: int) -> list[str]:
+        """Forget files that no result can need any more; return the SHA-256 of each, at most `limit`."""
+        return [row["sha256"] for row in await self._all("artifact_sweep", older_than_s, limit)]
+
+    async def doom(self, sha256s: Sequence[str], owner: str) -> list[str]:
+        """Announce that `owner` removes contents that are no file of any job; return those that are its to remove.
+
+        To be followed by `unheld`, the removal, and `spare`.
+        """
+        return [row["sha256"] for row in await self._all("artifact_doom", sha256s, owner)]
+
+    async def unheld(self, sha256s: Sequence[str]) -> list[str]:
+        """Return those contents that are no file of any job, in order."""
+        return [row["sha256"] for row in await self._all("artifact_unheld", sha256s)]
+
+    async def spare(self, sha256s: Sequence[str], owner: str) -> None:
+        """Say that `owner` does not remove these contents (any more)."""
+        await self._all("artifact_spare", sha256s, owner)
+
+    async def spare_old(self, older_than_s: float) -> None:
+        """Say the same of all that were announced so long ago that who did it is gone."""
+        await self._all("artifact_spare_old", older_than_s)
+
+    async def is_doomed(self, sha256: str) -> bool:
+        """Say whether a content is being removed: asked after a file was recorded, before its size is."""
+        return (await self._one("artifact_is_doomed", sha256))["doomed"]  # type: ignore[no-any-return]
+
     async def unlink_stray(self, job_ids: Sequence[UUID]) -> frozenset[tuple[UUID, int]]:
-        """Unlink files of other epochs than the result's; return (job, epoch) of each. Not where the result is unsure."""
+        """Unlink files of other epochs than the result's, where that is sure; return (job, epoch) of each."""
         rows = await self._all("artifact_unlink_stray", sorted(job_ids))
         return frozenset((row["job_id"], row["epoch"]) for row in rows)
 

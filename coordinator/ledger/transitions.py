@@ -29,7 +29,8 @@ calls it, and writes what it says. Nothing else changes a job.
     processing           RollCall           not listed, by its next process        as Expire, loss charged; no way back
     processing, pending* RollCall           listed, by its next process            that process is the holder
     processing           Depart             process gone, unheard of since         as Expire, loss charged
-    processing           Grace                                                     lease extended
+    processing           Grace                                                     a full lease from now
+    pending              SetBack            was due when admitted, is not now      due
     not settled, review  Cancel                                                    canceled
     settled              Retry                                                     pending, counters at zero
     awaiting_review      Approve / Reject                                          completed / pending or canceled
@@ -90,6 +91,7 @@ from coordinator.ledger.model import (
     Retry,
     RollCall,
     SameJob,
+    SetBack,
     Settle,
     Tell,
     TellVerdict,
@@ -141,6 +143,8 @@ def decide(job: Job | None, command: Command, now: datetime, policy: Policy) -> 
             return _depart(job, command, now, policy)
         case Grace():
             return _grace(job, now, policy)
+        case SetBack():
+            return _set_back(job, now)
         case Cancel():
             return _cancel(job, command, now)
         case Retry():
@@ -580,14 +584,21 @@ def _depart(job: Job, c: Depart, now: datetime, policy: Policy) -> Decision:
 def _grace(job: Job, now: datetime, policy: Policy) -> Decision:
     if job.state is not JobState.PROCESSING:
         return Decision(job, Nothing("not processing"))
-    last, expires_at = _holder(job)
-    return Decision(job._replace(lease_expires_at=max(expires_at, _lease_end(last, now, policy))), Done())
+    last, _ = _holder(job)
+    return Decision(job._replace(lease_expires_at=_lease_end(last, now, policy)), Done())
+
+
+def _set_back(job: Job, now: datetime) -> Decision:
+    if job.state is not JobState.PENDING or not now < job.run_after <= job.created_at:
+        return Decision(job, Nothing("due, or to be run later"))
+    return Decision(job._replace(run_after=now), Done(), (Wake(job.lane),))
 
 
 def _ended(job: Job, outcome: AttemptOutcome, now: datetime, error: dict[str, Any] | None, sha256: bytes | None) -> Job:
     """Close the last attempt and take the lease off the job; the caller says what the job becomes."""
     last = _last(job)._replace(outcome=outcome, ended_at=now, error=error, result_sha256=sha256)
-    return job._replace(worker=None, lease_expires_at=None, last=last)
+    due = min(job.run_after, now)  # it was due when it was claimed, whatever became of the clock
+    return job._replace(worker=None, lease_expires_at=None, run_after=due, last=last)
 
 
 def _pending(ended: Job, now: datetime) -> Decision:

@@ -42,6 +42,7 @@ from coordinator.ledger.model import (
     Retry,
     RollCall,
     SameJob,
+    SetBack,
     Settle,
     Tell,
     Wake,
@@ -187,6 +188,7 @@ COMMANDS: dict[str, Command] = {
     "depart other process": Depart(job_id=ID, worker="mini", instance="mini-2", silent_s=4.5),
     "expire": Expire(job_id=ID),
     "grace": Grace(job_id=ID),
+    "set back": SetBack(job_id=ID),
     "cancel": Cancel(job_id=ID, actor="ann"),
     "retry": Retry(job_id=ID, actor="ann"),
     "approve": Approve(job_id=ID, actor="ann"),
@@ -247,6 +249,7 @@ depart               | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | d
 depart other process | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
 expire               | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | done:P | done:P | no:C | no:F | no:X | no:R
 grace                | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | done:H | done:H | done:H | no:C | no:F | no:X | no:R
+set back             | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
 cancel               | no:- | done:X | done:X | done:X | done:X | done:X | done:X | done:X | done:X | done:X | done:X | no:C | no:F | no:X | done:X
 retry                | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | done:P | done:P | done:P | done:P
 approve              | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | done:C
@@ -700,11 +703,9 @@ def test_a_claim_through_an_invented_sequence_is_denied_and_leaves_no_trace(situ
     assert (decision.answer, decision.job) == (Denial(DenyReason.SETTLED), job)
 
 
-def test_grace_gives_an_overdue_lease_a_full_ttl_and_never_shortens_one() -> None:
-    overdue = _HELD._replace(lease_expires_at=ago(40))
-    assert decide(overdue, Grace(job_id=ID), NOW, POLICY).job.lease_expires_at == NOW + timedelta(seconds=90)
-    longer = _HELD._replace(lease_expires_at=NOW + timedelta(seconds=95))
-    assert decide(longer, Grace(job_id=ID), NOW, POLICY).job.lease_expires_at == NOW + timedelta(seconds=95)
+def test_grace_gives_an_overdue_lease_a_full_ttl() -> None:
+    after = decide(SITUATIONS["overdue"], Grace(job_id=ID), NOW, POLICY).job
+    assert after.lease_expires_at == NOW + timedelta(seconds=POLICY.lease_ttl_s)
 
 
 def test_a_job_that_must_be_reviewed_waits_for_a_person() -> None:
@@ -722,3 +723,24 @@ def test_a_canceled_attempt_is_told_to_stop_and_its_message_goes() -> None:
         Announce(ID),
         Tell("mini", ID, 2, LostReason.CANCELED),
     )
+
+
+def test_what_was_due_is_due_when_the_clock_was_set_back() -> None:
+    """Its admission lies in the future then; a time that its publisher named stands."""
+    soon = NOW + timedelta(seconds=600)
+    admitted = _NEW._replace(created_at=soon, run_after=soon)
+    decision = decide(admitted, SetBack(job_id=ID), NOW, POLICY)
+    assert (decision.job.run_after, decision.effects) == (NOW, (Wake("article.any"),))
+    named = _NEW._replace(created_at=soon, run_after=soon + timedelta(seconds=1))
+    assert decide(named, SetBack(job_id=ID), NOW, POLICY).job is named
+
+
+def test_a_lapsed_job_is_due_even_when_the_clock_was_set_back() -> None:
+    job = SITUATIONS["overdue"]._replace(run_after=NOW + timedelta(seconds=600))
+    assert decide(job, Expire(job_id=ID), NOW, POLICY).job.run_after == NOW
+
+
+def test_a_grace_is_a_full_lease_and_not_more() -> None:
+    long = _HELD._replace(lease_expires_at=NOW + timedelta(seconds=700))
+    after = decide(long, Grace(job_id=ID), NOW, POLICY).job
+    assert after.lease_expires_at == NOW + timedelta(seconds=POLICY.lease_ttl_s)
