@@ -16,7 +16,6 @@ import typer
 import uvloop
 from pydantic import SecretStr
 
-from coordinator import cli_show
 from coordinator.cli_where import DEFAULT_DATA, Data, Json, connection_of
 from shared import log
 from shared.errors import ConfigurationError
@@ -139,37 +138,20 @@ def audit(
     data: Data = None,
     config: Config = None,
     *,
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what is safe to mend, and say what was done.")] = False,
+    results: Annotated[int, typer.Option(min=0, help="How many of RESULTS' newest messages are read.")] = 1000,
     json: Json = False,
 ) -> None:
-    """Hold the ledger against itself, WORK and the files; exit status 1 on a breach of a promise."""
-    from coordinator.artifacts import FolderStore
-    from coordinator.audit import audit as look
-    from coordinator.ledger.database import open_pool
-    from shared.bus import Bus
+    """Hold the ledger against itself, the streams, the workers and the files; exit status 1 on a breach of a promise.
+
+    With --repair: 1 if something is left. Safe beside running coordinators; docs/operations.md has every rule.
+    """
+    from coordinator import cli_audit
 
     settings = _settings(config) if config is not None else _settings_of(data or DEFAULT_DATA)
     log.configure(json=False, level="error")
-
-    async def work() -> list[Any]:
-        seed = settings.nats_seed.get_secret_value() if settings.nats_seed else None
-        bus = Bus(settings.nats, name="tandem-audit", seed=seed, inbox_prefix="_INBOX.coordinator")
-        store = FolderStore(settings.artifacts)
-        try:
-            async with await open_pool(settings.postgres.get_secret_value(), max_size=2) as pool, bus:
-                await bus.wait_connected(10.0)
-                return await look(pool, bus, store)
-        finally:
-            store.close()
-
-    breaches = _run(work())
-    if json:
-        typer.echo(cli_show.as_json([breach._asdict() for breach in breaches]))
-    else:
-        for breach in breaches:
-            where = f" epoch {breach.epoch}" if breach.epoch is not None else ""
-            typer.echo(f"{breach.rule}: {breach.job_id or '-'}{where}: {breach.text}")
-        typer.echo(f"{len(breaches)} breaches" if breaches else "no breach", err=True)
-    if breaches:
+    work = cli_audit.repaired if repair else cli_audit.audited
+    if not _run(work(settings, results=results, json=json)):
         raise typer.Exit(1)
 
 
@@ -257,6 +239,7 @@ def _settings_of(data: Path) -> "CoordinatorSettings":
             None,
             postgres=SecretStr(connection["postgres"]),
             nats=connection["nats"],
+            http=connection["http"].partition("://")[2],
             nats_seed=SecretStr(seed),
             artifacts=data.expanduser() / "artifacts",
         )

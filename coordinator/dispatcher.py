@@ -119,6 +119,8 @@ class Dispatcher:
         if lane in self._paused:
             return
         room = self._window(lane) - work.offered
+        if room <= 0 < work.waiting:
+            room += await self._out_of_reach(lane)
         if room <= 0:
             return
         if not work.waiting:
@@ -132,6 +134,13 @@ class Dispatcher:
             self._wake()
         elif len(due) < room:
             self._room[lane] = room - len(due)
+
+    async def _out_of_reach(self, lane: str) -> int:
+        """Count offers that are for none of those who are free: they must not stand before one that is."""
+        if not self.directory.free_slots(lane):
+            return 0
+        offers = [offer for offer in await self.queries.offers(0.0) if offer.lane == lane and offer.excluded]
+        return sum(not self.directory.free_slots(lane, offer.excluded) for offer in offers)
 
     def _window(self, lane: str) -> int:
         rate = self._rates.get(lane)

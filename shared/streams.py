@@ -4,8 +4,10 @@ Everything goes through JetStream's JSON API as it is: nats-py drops settings it
 the provisioning identity; the rest is within the running coordinator's rights. Nothing here decides about jobs.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import base64
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from shared.bus import ApiError, Bus
 from shared.subjects import Lane, consumer_of
@@ -155,15 +157,59 @@ def results_consumer(source: str) -> str:
 
 async def work_subjects(bus: Bus) -> set[str]:
     """Return the subject of every message in WORK, page by page (100,000 a page)."""
-    found: set[str] = set()
+    return {subject async for page in subject_pages(bus, "WORK") for subject in page}
+
+
+async def subject_pages(bus: Bus, stream: str) -> AsyncIterator[list[str]]:
+    """Yield the subjects that have a message in a stream, a server's page (100,000) at a time.
+
+    One that leaves the stream meanwhile may hide another: whoever misses a subject looks at it again.
+    """
     offset = 0
     while True:
-        answer = await bus.api("STREAM.INFO.WORK", {"subjects_filter": ">", "offset": offset}, timeout_s=30.0)
-        page = answer["state"].get("subjects") or {}
-        found.update(page)
+        answer = await bus.api(f"STREAM.INFO.{stream}", {"subjects_filter": ">", "offset": offset}, timeout_s=30.0)
+        page = list(answer["state"].get("subjects") or ())
+        yield page
         offset += len(page)
         if not page or offset >= answer.get("total", 0):
-            return found
+            return
+
+
+class Standing(NamedTuple):
+    """How a stream stands: its messages, the sequences of the oldest and the newest, and the server's time."""
+
+    messages: int
+    first_seq: int
+    last_seq: int
+    now: datetime
+
+
+async def standing(bus: Bus, stream: str) -> Standing:
+    """Return how a stream stands."""
+    info = await bus.api(f"STREAM.INFO.{stream}")
+    state = info["state"]
+    return Standing(state["messages"], state["first_seq"], state["last_seq"], datetime.fromisoformat(info["ts"]))
+
+
+class StoredMessage(NamedTuple):
+    """A message as it lies in a stream; `at` is when the server stored it."""
+
+    seq: int
+    subject: str
+    at: datetime
+    data: bytes
+
+
+async def stored_message(bus: Bus, stream: str, **which: Any) -> StoredMessage | None:
+    """Return one message, None when there is none: `seq=`, `last_by_subj=`, or `seq=, next_by_subj=` (from seq on)."""
+    try:
+        message = (await bus.api(f"STREAM.MSG.GET.{stream}", which, timeout_s=30.0))["message"]
+    except ApiError as error:
+        if error.err_code in _NO_SUCH_MESSAGE:
+            return None
+        raise
+    data = base64.b64decode(message.get("data") or "")
+    return StoredMessage(message["seq"], message["subject"], datetime.fromisoformat(message["time"]), data)
 
 
 async def last_message_seq(bus: Bus, subject: str) -> int | None:

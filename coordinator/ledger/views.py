@@ -28,6 +28,9 @@ class Cursor(NamedTuple):
     job_id: UUID
 
 
+_AGES: Final = frozenset({"age_s", "duration_s", "heartbeat_age_s", "seen_age_s", "since_s"})
+"""Columns that say how long something has been so: not below zero, also after Postgres's clock was set back."""
+
 _NEWEST: Final = Cursor(datetime(9999, 1, 1, tzinfo=UTC), UUID(int=0))
 
 
@@ -138,6 +141,9 @@ def _row(record: Mapping[str, Any]) -> Row:
     row = dict(record)
     if "priority" in row:
         row["priority"] = PRIORITY_NAME[row["priority"]]
+    for name in _AGES & row.keys():
+        if row[name] is not None:
+            row[name] = max(row[name], 0.0)
     return row
 
 
