@@ -24,6 +24,7 @@ from pathlib import Path
 import structlog
 from pydantic import Field
 
+from shared.failpoints import Failpoint, reach
 from shared.private_file import sync, sync_folder, write_synced
 from shared.wire import ARTIFACT_NAME_PATTERN, Open, Report, Upload
 
@@ -233,6 +234,7 @@ def _write_file(root: Path, parcels: Sequence[Parcel], gone: Sequence[Path]) -> 
     temporary = path.with_name(f".{path.name}")
     try:
         write_synced(temporary, b"".join(lines))
+        reach(Failpoint.LINE_WRITTEN)
         temporary.rename(path)
         sync_folder(root)
     except OSError as error:
@@ -262,8 +264,10 @@ def _write_folder(root: Path, parcel: Parcel, sources: Sequence[Path]) -> Entry:
         for file, source in zip(parcel.files, sources, strict=True):
             source.rename(temporary / file.stored)
             _keep(temporary / file.stored)
+            reach(Failpoint.FILE_MOVED)
         write_synced(temporary / _RESULT, parcel.model_dump_json(by_alias=True).encode())
         sync_folder(temporary)
+        reach(Failpoint.PARCEL_WRITTEN)
         _remove(path)
         temporary.rename(path)
         sync_folder(root)
@@ -293,4 +297,5 @@ def _remove(path: Path) -> None:
         return
     if not path.name.startswith("."):
         path = path.rename(path.with_name(f".gone-{path.name}"))
+        reach(Failpoint.ENTRY_HALF_GONE)
     shutil.rmtree(path, ignore_errors=True)

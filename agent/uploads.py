@@ -19,6 +19,7 @@ import aiohttp
 import structlog
 from yarl import URL
 
+from shared.failpoints import Failpoint, reach
 from shared.wire import Artifact, Upload
 
 CHUNK_BYTES = 256 * 1024
@@ -116,4 +117,5 @@ async def _chunks(source: BinaryIO, moved: Callable[[], None]) -> AsyncIterator[
     while chunk := await asyncio.to_thread(source.read, CHUNK_BYTES):
         moved()
         yield chunk
+        reach(Failpoint.FILE_HALF_SENT)
     moved()

@@ -30,6 +30,7 @@ from coordinator.ledger.model import (
 from shared import subjects
 from shared.bus import ApiError, Bus, BusError
 from shared.errors import LedgerDownError
+from shared.failpoints import Failpoint, reach
 from shared.streams import SUBJECT_TAKEN, last_message_seq, nak_seq, remove_message
 
 _log = structlog.get_logger()
@@ -115,10 +116,12 @@ class Effects:
         try:
             match effect:
                 case Settle(lane, seq):
+                    reach(Failpoint.DELIVERY_UNSETTLED)
                     await self.bus.publish(subjects.ack_of(lane, seq), b"+ACK")
                 case Postpone(delivery, delay_s):
                     await self.bus.nak(delivery, delay_s)
                 case Tell() | TellVerdict():
+                    reach(Failpoint.VERDICT_UNTOLD)
                     await self.bus.publish(subjects.control(effect.worker), control_message(effect))
         except _UNSENT as error:
             self._missed(effect, error)
@@ -139,6 +142,7 @@ class Effects:
                 self._missed(noted[0], error)
 
     async def _remove(self, seq: int) -> Offered | Withdraw | None:
+        reach(Failpoint.OFFER_UNREMOVED)
         try:
             await remove_message(self.bus, "WORK", seq)
         except _UNSENT as error:
@@ -154,9 +158,12 @@ class Effects:
         body = orjson.dumps({"job_id": str(offer.job_id), "kind": offer.kind, "model": offer.model})
         try:
             await self.lanes.ensure(offer.lane)
+            reach(Failpoint.LANE_MADE)
             if offer.remove_seq:
                 await remove_message(self.bus, "WORK", offer.remove_seq)
+                reach(Failpoint.OLD_OFFER_REMOVED)
             seq = await self._publish(offer, subject, body)
+            reach(Failpoint.OFFER_UNNOTED)
         except _UNSENT as error:
             self._missed(offer, error)
             return Withdraw(job_id=offer.job_id, offered_at=offer.offered_at, reason="unsent")
@@ -187,9 +194,9 @@ class Effects:
             who.wake()
 
 
-def control_message(effect: Tell | TellVerdict) -> bytes:
-    """Return the body of a control message (PROTOCOL, Take work, 7)."""
+def control_message(effect: Tell | TellVerdict, *, instance: str | None = None) -> bytes:
+    """Return the body of a control message (PROTOCOL, Take work, 7); `instance`: the only process to obey a revoke."""
     body = {"job_id": str(effect.job_id), "epoch": effect.epoch, "reason": effect.reason}
     if isinstance(effect, Tell):
-        return orjson.dumps({"type": "revoke", **body})
+        return orjson.dumps({"type": "revoke", **body, **({"instance": instance} if instance else {})})
     return orjson.dumps({"type": "verdict", "verdict": effect.verdict, **body})

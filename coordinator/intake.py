@@ -20,6 +20,7 @@ from coordinator.workers import Directory
 from shared import subjects
 from shared.bus import Bus, BusError, Message
 from shared.errors import LedgerDownError
+from shared.failpoints import Failpoint, reach
 from shared.ids import JobId, job_id_of
 from shared.states import PRIORITY_RANK
 from shared.streams import INTAKE
@@ -89,6 +90,7 @@ class Intake:
             await self.bus.js_publish(subjects.submit(command.source), body, msg_id=name, headers=headers)
         except BusError:
             raise down from None
+        reach(Failpoint.SUBMISSION_QUEUED)
         return SubmitOutcome("queued", command.job_id)
 
     async def _admit(self, messages: list[Message]) -> None:
@@ -116,6 +118,7 @@ class Intake:
                 text = f"key {command.key!r} was used with other content (job {command.job_id})"
                 await self._refuse(message, command.source, _fault("conflict", text, "key"))
             else:
+                reach(Failpoint.SUBMISSION_UNSETTLED)
                 await taken(self.bus, message)
 
     def _kinds(self) -> frozenset[str]:
@@ -171,6 +174,7 @@ class Intake:
         _log.info("submission refused", source=source, code=error.code, reason=str(error))
         faults = [fault.model_dump() for fault in error.faults]
         await self.queries.record_rejected_submission(source, error.code, str(error), faults, body)
+        reach(Failpoint.REFUSAL_RECORDED)
 
 
 def _fault(code: str, text: str, name: str = "") -> BadMessageError:

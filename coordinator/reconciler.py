@@ -17,6 +17,7 @@ from coordinator.ledger.model import Done, Offered, Withdraw
 from coordinator.ledger.queries import OfferRow, Queries
 from shared import subjects
 from shared.bus import Bus
+from shared.failpoints import Failpoint, reach
 from shared.states import JobState
 from shared.streams import last_message_seq, remove_message, work_subjects
 
@@ -60,6 +61,7 @@ class Reconciler:
         if self.bus.connections != self.seen:
             connection = self.bus.connections
             self.mended.streams += len(await self.provision())
+            reach(Failpoint.LANES_UNRENEWED)
             await self.lanes.renew()
             self.seen = connection
         present = await self._present()

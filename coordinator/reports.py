@@ -21,6 +21,7 @@ from coordinator.workers import Directory
 from shared import wire
 from shared.bus import Bus, Message
 from shared.errors import LedgerDownError
+from shared.failpoints import Failpoint, reach
 from shared.streams import REPORTS
 from shared.text import has_nul
 
@@ -80,6 +81,7 @@ class Reports:
                     verdict=str(answer.verdict),
                     reason=answer.reason,
                 )
+                reach(Failpoint.REPORT_UNSETTLED)
                 await taken(self.bus, message)
 
     async def _read(self, message: Message) -> FileReport:
@@ -116,9 +118,11 @@ class Reports:
         except LedgerDownError:
             await later(self.bus, message)
             return
+        reach(Failpoint.UNREADABLE_RECORDED)
         if not await self._failed(worker, named, message, str(error)):
             await later(self.bus, message)
             return
+        reach(Failpoint.UNREADABLE_UNSETTLED)
         await taken(self.bus, message)
 
     async def _failed(self, worker: str, named: str, message: Message, reason: str) -> bool:

@@ -12,6 +12,7 @@ from coordinator.artifacts import artifact_url
 from coordinator.ledger.queries import Queries, UnpublishedRow
 from shared import subjects, wire
 from shared.bus import Bus, TooLarge
+from shared.failpoints import Failpoint, reach
 from shared.streams import ensure_results_consumer
 
 _log = structlog.get_logger()
@@ -47,6 +48,7 @@ class Results:
             done = await asyncio.gather(*(self._publish(row) for row in rows), return_exceptions=True)
             acknowledged = [row for row, error in zip(rows, done, strict=True) if error is None]
             if acknowledged:
+                reach(Failpoint.RESULT_UNMARKED)
                 await self.queries.mark_published([(row.id, row.epoch, row.state) for row in acknowledged])
                 self.published += len(acknowledged)
             for error in done:
@@ -57,6 +59,7 @@ class Results:
 
     async def _publish(self, row: UnpublishedRow) -> None:
         await self.ensure(row.source)
+        reach(Failpoint.RESULT_UNSENT)
         subject = subjects.result(row.source, row.kind, row.id)
         try:
             await self.bus.js_publish(subject, self._body(row), msg_id=message_id(row))

@@ -38,6 +38,7 @@ class Failpoint(StrEnum):
     GRANT_UNANSWERED = "grant-unanswered"  # the grant committed | the agent told
     LEASE_UNANSWERED = "lease-unanswered"  # the lease extended for a question | the question answered
     # ---- the coordinator: files and reports
+    FILE_HALF_STORED = "file-half-stored"  # a file's first bytes written | the rest, and its rename into place
     FILE_UNRECORDED = "file-unrecorded"  # a file in the store | in the ledger
     FILE_UNANSWERED = "file-unanswered"  # a file in the ledger | its upload answered
     REPORT_UNSETTLED = "report-unsettled"  # a report judged | taken off REPORTS

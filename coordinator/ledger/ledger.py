@@ -27,6 +27,7 @@ from coordinator.ledger.model import Answer, Command, Effect, Job
 from shared.errors import LedgerDownError
 from shared.failpoints import Failpoint, reach
 from shared.lease import Policy
+from shared.loops import worth_a_line
 
 _log = structlog.get_logger()
 
@@ -111,6 +112,7 @@ class Ledger:
         self._connection: asyncpg.Connection | None = None
         self._writer: asyncio.Task[None] | None = None
         self._lanes: set[str] = set()
+        self._away = 0  # batches in a row that found Postgres away
         self._closed = False
         self._counts = _Counts()
 
@@ -238,6 +240,7 @@ class Ledger:
             except Exception as error:  # noqa: BLE001 - whatever one command brings up, it must not stop the others
                 return await self._failed(items, error)
             else:
+                self._away = 0
                 self._counts.batches += 1
                 self._counts.last_commit_ms = (time.perf_counter() - started) * 1000
                 items = self._answered(items, committed)
@@ -246,7 +249,10 @@ class Ledger:
     async def _failed(self, items: list[_Item], error: Exception) -> None:
         if is_away(error) or not self._alive():
             self._counts.outages += 1
-            _log.warning("ledger away", commands=len(items), error=f"{type(error).__name__}: {error}")
+            self._away += 1
+            if worth_a_line(self._away):
+                text = f"{type(error).__name__}: {error}"
+                _log.warning("ledger away", commands=len(items), failures=self._away, error=text)
             await self._disconnect()
             _answer_all(items, str(down(error)))
         elif len(items) == 1:

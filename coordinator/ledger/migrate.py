@@ -11,10 +11,11 @@ import asyncpg
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from coordinator.ledger.database import CONNECT_S, reaching
+from coordinator.ledger.database import CONNECT_S, down, is_away, reaching
 
 MIGRATE_S = 600.0
 """A migration of a big table may take minutes; so may waiting for another coordinator's."""
@@ -35,6 +36,11 @@ async def migrate(dsn: str) -> None:
             async with asyncio.timeout(MIGRATE_S), engine.begin() as connection:
                 await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
                 await connection.run_sync(_upgrade)
+    except DBAPIError as error:  # the driver's own error stands behind it
+        said = error.orig.__cause__ if error.orig else None
+        if said is not None and is_away(said):
+            raise down(said) from error
+        raise
     finally:
         await engine.dispose()
 

@@ -19,6 +19,7 @@ from coordinator.web.access import Caller
 from coordinator.web.context import WebContext, bad_query, job_id_of, no_such_job, number_of, query_of
 from coordinator.web.errors import RefusedError, json_response
 from shared.errors import LedgerDownError
+from shared.failpoints import Failpoint, reach
 from shared.states import JobState
 from shared.submission import MAX_SUBMISSION_BYTES
 from shared.wire import BadMessageError, Fault, faults_of
@@ -43,6 +44,7 @@ async def submit(context: WebContext, request: web.Request, caller: Caller) -> w
     """Admit a submission: 201 created, 200 the same again, 202 queued while the ledger is away, 409 conflict."""
     body = await _body(request, MAX_SUBMISSION_BYTES)
     outcome = await context.submit(caller.name, body)
+    reach(Failpoint.SUBMISSION_UNANSWERED)
     location = {"Location": f"/v1/jobs/{outcome.job_id}"}
     match outcome.kind:
         case "created" | "same":
@@ -94,6 +96,7 @@ async def act(context: WebContext, request: web.Request, caller: Caller) -> web.
     command = _command(request.match_info["action"], job_id_of(request), caller.name, await _again(request))
     await _visible(context, request, caller)
     answer = await context.ledger.do(command)
+    reach(Failpoint.ACTION_UNANSWERED)
     match answer:
         case Done():
             return json_response(await _view_or_id(context, request, command.job_id))
