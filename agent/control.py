@@ -21,11 +21,12 @@ _log = structlog.get_logger()
 class Control:
     """Handles `tandem.control.<worker>`."""
 
-    def __init__(self, leases: Leases, reporter: Reporter, gate: Gate) -> None:
-        """Those whom the messages are for."""
+    def __init__(self, leases: Leases, reporter: Reporter, gate: Gate, instance: str) -> None:
+        """Those whom the messages are for; `instance` names this process."""
         self._leases = leases
         self._reporter = reporter
         self._gate = gate
+        self._instance = instance
 
     def take(self, message: Message) -> None:
         """Hand one message on."""
@@ -38,7 +39,7 @@ class Control:
             self._reporter.resolve(told)
         elif isinstance(told, Revoke):
             attempt = self._leases.find(told.job_id, told.epoch)
-            if attempt is not None:
+            if attempt is not None and told.instance in (None, self._instance):
                 _log.info("revoked", job_id=str(told.job_id), epoch=told.epoch, reason=told.reason)
                 attempt.stop(StopKind.LOST, told.reason)
         else:

@@ -58,8 +58,10 @@ class SleepWatch:
 
     @property
     def in_grace(self) -> bool:
-        """Whether the machine woke only just, and may be asleep again in seconds."""
-        return self.clock.now() < self._grace_until
+        """Whether the machine woke only just, and may be asleep again in seconds; seen without waiting for a round."""
+        now, awake = self.clock.now(), self.clock.awake()
+        unseen_s = (now - self._seen) - (awake - self._seen_awake)
+        return now < self._grace_until or (unseen_s > GAP_S and self.grace_s > 0)
 
     async def once(self) -> None:
         """Compare the clocks; after a gap tell everybody who must not trust what they knew before it."""

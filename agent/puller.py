@@ -17,6 +17,7 @@ from agent.gate import Gate
 from agent.runner import RunEnd, Runner
 from agent.slots import Slot, Slots
 from shared.bus import Bus, BusError, Message
+from shared.failpoints import Failpoint, reach
 from shared.streams import GROUP
 from shared.wire import LaneOffer, Offer
 
@@ -34,14 +35,15 @@ class Lanes:
     """What the coordinator lets this agent pull from, and how long a delivery is its own."""
 
     offers: Sequence[LaneOffer] = ()
+    can_begin: Callable[[LaneOffer], bool] = lambda _: True  # at once, and not when the GPU is free again
     lease_ttl_s: float = 90.0
     preferred: str = ""
     run: int = 0
     turn: int = 0
 
     def ordered(self) -> list[str]:
-        """Return the consumers, the preferred one first."""
-        names = [offer.consumer for offer in self.offers]
+        """Return the consumers whose jobs could begin, the preferred one first."""
+        names = [offer.consumer for offer in self.offers if self.can_begin(offer)]
         if self.preferred not in names:
             return names
         start = names.index(self.preferred) + (1 if self.run >= FAIR_RUN else 0)
@@ -54,10 +56,11 @@ class Lanes:
 
     def next_linger(self) -> str | None:
         """Return the consumer to wait on, another each time."""
-        if not self.offers:
+        names = [offer.consumer for offer in self.offers if self.can_begin(offer)]
+        if not names:
             return None
         self.turn += 1
-        return self.offers[self.turn % len(self.offers)].consumer
+        return names[self.turn % len(names)]
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class Puller:
     linger_s: float
     linger_many_s: float
     now: Callable[[], float]
+    just_woken: Callable[[], bool]
     on_end: Callable[[RunEnd], None]
     _wanted: int = 1
     _pulls: set[asyncio.Task[None]] = field(default_factory=set)
@@ -117,6 +121,10 @@ class Puller:
             self._wanted = max(1, self._wanted // 2)
             slot.release()
             return
+        if self.just_woken():  # the machine slept beside the open pull, and may be asleep again in seconds
+            _log.info("offer left to others after a sleep", subject=message.subject)
+            slot.release()
+            return
         self._wanted = min(self._wanted * 2, self.slots.total)
         self.lanes.gave(consumer)
         give_up_at = self.now() + self.lanes.lease_ttl_s
@@ -126,6 +134,7 @@ class Puller:
             _log.warning("offer can't be read", subject=message.subject, error=str(error)[:200])
             slot.release()
             return
+        reach(Failpoint.PULLED)
         self.on_end(await self.runner.run(offer.job_id, message.reply, give_up_at=give_up_at, slot=slot))
 
     async def _pull(self) -> tuple[Message | None, str]:

@@ -20,6 +20,7 @@ from agent.uploads import Sent, Uploads, digest
 from shared import subjects
 from shared.backoff import reconnect_delay_s
 from shared.bus import Bus, BusError, TooLarge
+from shared.failpoints import Failpoint, reach
 from shared.states import ErrorClass, LostReason, ReportOutcome, Verdict
 from shared.wire import Artifact, Report, ReportedError, VerdictMessage
 
@@ -73,10 +74,12 @@ class Reporter:
             if answer is None and entry.parcel.files:
                 entry = await self._upload_all(attempt, entry)
             if answer is None:
+                reach(Failpoint.ALL_UPLOADED)
                 attempt.stage("finalizing")
                 answer = await self._report(attempt, entry.parcel.report)
         finally:
             del self._verdicts[attempt.key]
+        reach(Failpoint.VERDICT_HEARD)
         self._spool.discard(entry)
         return answer if answer.outcome else replace(answer, outcome=entry.parcel.report.outcome)
 
@@ -102,7 +105,6 @@ class Reporter:
 
     async def _upload_each(self, attempt: Attempt, entry: Entry) -> list[Artifact] | ReportedError:
         async with self._uploading:
-            await self._leases.ask(attempt)
             artifacts: list[Artifact] = []
             for number, file in enumerate(entry.parcel.files):
                 attempt.progress(number / len(entry.parcel.files))
@@ -110,6 +112,7 @@ class Reporter:
                 if isinstance(sent, ReportedError):
                     return sent
                 artifacts.append(sent)
+                reach(Failpoint.FILE_UPLOADED)
             return artifacts
 
     async def _upload(self, attempt: Attempt, entry: Entry, file: StoredFile) -> Artifact | ReportedError:
@@ -120,6 +123,9 @@ class Reporter:
             except OSError as error:
                 return _error("spool_unreadable", f"{file.name}: {error}", ErrorClass.TRANSIENT)
             artifact = Artifact(name=file.name, media_type=file.media_type, size=file.size, sha256=sha256)
+            await self._leases.ask(attempt)  # each time: the machine may have slept since the last byte
+            if attempt.lost.done():
+                return _error("stale", attempt.lost.result(), ErrorClass.TRANSIENT)
             sent, said = await self._uploads.send(attempt.upload, entry.file(file), artifact)
             if sent is Sent.STORED:
                 return artifact
@@ -146,6 +152,7 @@ class Reporter:
             failed = await self._spool.put(parcel)
         except (OSError, ValueError):
             return Entry(parcel, entry.path)
+        reach(Failpoint.FAILURE_SPOOLED)
         self._spool.discard(entry)
         return failed
 
@@ -165,6 +172,7 @@ class Reporter:
             except BusError as error:
                 _log.info("report not stored yet", job_id=str(report.job_id), error=str(error)[:200])
             else:
+                reach(Failpoint.REPORT_STORED)
                 answer = await self._answered(attempt, self._settings.verdict_timeout_s)
                 if answer is not None:
                     return replace(answer, outcome=report.outcome)

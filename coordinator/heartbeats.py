@@ -95,8 +95,9 @@ class Heartbeats:
             reason=str(answer.reason),
         )
         revoke = Tell(command.worker, command.job_id, command.epoch, answer.reason)
+        told = control_message(revoke, instance=command.instance)  # the epoch may be another process's by now
         try:
-            await self.bus.publish(subjects.control(command.worker), control_message(revoke))
+            await self.bus.publish(subjects.control(command.worker), told)
         except BusError:
             return  # its next beat brings the next revoke
 

@@ -16,6 +16,7 @@ from shared import subjects, wire
 from shared.bus import ApiError, Bus, BusError, Message, Subscription
 from shared.errors import LedgerDownError
 from shared.lease import Policy
+from shared.loops import worth_a_line
 
 _log = structlog.get_logger()
 
@@ -36,6 +37,7 @@ class PresenceDesk:
     lanes: LaneConsumers
     policy: Policy
     ghosts: int = 0  # leases ended because their worker no longer listed them
+    _unanswered: int = 0  # in a row, whoever asked
 
     async def subscribe(self) -> list[Subscription]:
         """Start answering."""
@@ -44,25 +46,31 @@ class PresenceDesk:
     async def _on_presence(self, message: Message) -> None:
         worker = message.subject.rpartition(".")[2]
         try:
+            await self._take(message, worker)
+        except (LedgerDownError, BusError) as error:
+            self._unanswered += 1
+            if worth_a_line(self._unanswered):  # every agent asks again and again
+                _log.info("presence not answered", worker=worker, failures=self._unanswered, error=str(error))
+        else:
+            self._unanswered = 0
+
+    async def _take(self, message: Message, worker: str) -> None:
+        try:
             presence = wire.Presence.model_validate_json(message.data)
         except ValidationError as error:
             _log.warning("bad presence", worker=worker, error=str(error))
             faults = [f.model_dump() for f in wire.faults_of(error)]
             await self.bus.respond(message, orjson.dumps({"error": {"code": "invalid", "faults": faults}}))
             return
-        try:
-            if not await self.directory.is_sender(message.sender, worker, learn=True):
-                return
-            row = await self.queries.save_presence(worker, message.sender, presence)
-            if row is None:
-                await self._replaced(message, worker, presence.instance)
-                return
-            self.directory.saw(row)
-            await self._hold_against(worker, presence)
-            reply = await self._reply(presence)
-        except (LedgerDownError, BusError) as error:
-            _log.info("presence not answered", worker=worker, error=str(error))  # the agent asks again
+        if not await self.directory.is_sender(message.sender, worker, learn=True):
             return
+        row = await self.queries.save_presence(worker, message.sender, presence)
+        if row is None:
+            await self._replaced(message, worker, presence.instance)
+            return
+        self.directory.saw(row)
+        await self._hold_against(worker, presence)
+        reply = await self._reply(presence)
         reply["state"] = row.wanted
         await self.bus.respond(message, orjson.dumps(reply))
 

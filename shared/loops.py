@@ -15,13 +15,22 @@ from shared.errors import TandemError
 _log = structlog.get_logger()
 
 
+def worth_a_line(failures: int) -> bool:
+    """Say whether the so-many-th failure in a row is logged: the 1st, 16th, 256th ...
+
+    So a process with half a dozen loops, each of which fails and recovers, says fewer than 20 lines about a minute's
+    outage.
+    """
+    return failures & (failures - 1) == 0 and failures.bit_length() % 4 == 1
+
+
 @dataclass(slots=True)
 class Loop:
     """One duty, driven every `every_s` seconds or as soon as `wake()` is called.
 
-    `once` failing is logged on the first failure and then at each doubling (an outage of a minute must not fill the
-    log); after `max_failures` in a row the exception leaves `run()` and so ends the program's TaskGroup. A server that
-    is away (any TandemError) is waited for, for ever: ending would only make a crash loop of an outage.
+    `once` failing is logged as `worth_a_line` says; after `max_failures` in a row the exception leaves `run()` and so
+    ends the program's TaskGroup. A server that is away (any TandemError) is waited for, for ever: ending would only
+    make a crash loop of an outage.
     """
 
     name: str
@@ -64,7 +73,7 @@ class Loop:
     def _failed(self, error: Exception) -> None:
         self.failures += 1
         self.last_error = f"{type(error).__name__}: {error}"
-        if self.failures & (self.failures - 1) == 0:
+        if worth_a_line(self.failures):
             _log.warning("loop failed", loop=self.name, failures=self.failures, error=self.last_error)
 
     def status(self) -> dict[str, object]:

@@ -274,6 +274,7 @@ class Revoke(Open):
     job_id: UUID
     epoch: int
     reason: str
+    instance: str | None = None  # the process that it is for, where only one of a worker's was refused
 
 
 class VerdictMessage(Open):

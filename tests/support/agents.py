@@ -57,8 +57,8 @@ async def agent(servers: TandemServers, worker: str, folder: Path, **settings: A
             }
         )
     )
-    await made.start()
     try:
+        await made.start()
         yield made
     finally:
         await made.drain()

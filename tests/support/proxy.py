@@ -3,6 +3,7 @@
     async with Proxy("127.0.0.1", 4222) as proxy:
         Bus(f"nats://127.0.0.1:{proxy.port}", ...)
         proxy.black_hole()   # nothing passes any more, and nobody is told
+    proxy.cut_after(10_000)  # the next connection that sends so many more bytes is reset in the middle of it
         proxy.heal()         # new connections work; those that fell into the hole stay there
 
 It starts nothing and touches nothing but its own sockets.
@@ -17,11 +18,16 @@ _IN_FLIGHT = 256
 
 
 class Proxy:
-    def __init__(self, host: str, port: int, *, delay_s: float = 0.0, bytes_per_s: float | None = None) -> None:
-        """Forward to host:port; `delay_s` each way, `bytes_per_s` each way and connection. Both may be set any time."""
+    def __init__(
+        self, host: str, port: int, *, delay_s: float = 0.0, bytes_per_s: float | None = None, listen: int = 0
+    ) -> None:
+        """Forward to host:port; `delay_s` each way, `bytes_per_s` each way and connection. Both may be set any time.
+
+        It listens on port `listen`; 0 = any free one.
+        """
         self.delay_s = delay_s
         self.bytes_per_s = bytes_per_s
-        self.port = 0
+        self.port = listen
         self.accepted = 0
         self._target = (host, port)
         self._refusing = False
@@ -29,10 +35,12 @@ class Proxy:
         self._connections: set[_Connection] = set()
         self._in_hole: set[_Connection] = set()
         self._hole = False
+        self._cut_after: int | None = None
+        self.cuts = 0
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -58,6 +66,15 @@ class Proxy:
     def refuse(self, *, refusing: bool = True) -> None:
         """Reset new connections as soon as they come."""
         self._refusing = refusing
+
+    def cut_after(self, size: int | None) -> None:
+        """Reset the first connection that sends `size` bytes from now on, right after them; None: none any more.
+
+        Only what comes from the side that connected counts. `cuts` says how often that happened.
+        """
+        self._cut_after = size
+        for connection in self._connections:
+            connection.sent = 0
 
     def black_hole(self, *, swallow: bool = True) -> None:
         """Let nothing pass, on present and new connections, without FIN or RST.
@@ -88,6 +105,16 @@ class Proxy:
             self._in_hole.discard(connection)
             connection.done.set()
 
+    def allowance(self, connection: "_Connection", size: int) -> int:
+        """Return how many of `size` bytes a connection may still send; fewer than asked for: it is to be cut."""
+        connection.sent += size
+        if self._cut_after is None or connection.sent < self._cut_after:
+            return size
+        left = max(0, size - 1 - (connection.sent - self._cut_after))
+        self._cut_after = None
+        self.cuts += 1
+        return left
+
     def lets_pass(self, connection: "_Connection") -> bool:
         return connection not in self._in_hole
 
@@ -99,6 +126,7 @@ class Proxy:
 class _Connection:
     def __init__(self, proxy: Proxy, near: asyncio.StreamWriter) -> None:
         self.done = asyncio.Event()
+        self.sent = 0
         self._proxy = proxy
         self._near = near
         self._far: asyncio.StreamWriter | None = None
@@ -113,14 +141,20 @@ class _Connection:
         except OSError:
             self._near.transport.abort()
             return
-        await _first_of(self._carry(near_reader, self._far), self._carry(far_reader, self._near), self._aborted.wait())
+        await _first_of(
+            self._carry(near_reader, self._far, counted=True),
+            self._carry(far_reader, self._near),
+            self._aborted.wait(),
+        )
         for writer in (self._near, self._far):
             writer.transport.abort()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counted: bool = False
+    ) -> None:
         """Carry one direction: read here, deliver `delay_s` later there, in order."""
         flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_IN_FLIGHT)
-        await _first_of(self._depart(reader, flight), self._arrive(writer, flight))
+        await _first_of(self._depart(reader, flight), self._arrive(writer, flight, counted=counted))
 
     async def _depart(self, reader: asyncio.StreamReader, flight: asyncio.Queue[tuple[float, bytes]]) -> None:
         loop = asyncio.get_running_loop()
@@ -136,7 +170,9 @@ class _Connection:
                 await flight.put((loop.time() + self._proxy.delay_s, data))
         await self._aborted.wait()
 
-    async def _arrive(self, writer: asyncio.StreamWriter, flight: asyncio.Queue[tuple[float, bytes]]) -> None:
+    async def _arrive(
+        self, writer: asyncio.StreamWriter, flight: asyncio.Queue[tuple[float, bytes]], *, counted: bool
+    ) -> None:
         loop = asyncio.get_running_loop()
         while True:
             due, data = await flight.get()
@@ -147,10 +183,14 @@ class _Connection:
                 continue
             if not data:
                 return
+            passes = self._proxy.allowance(self, len(data)) if counted else len(data)
             try:
-                writer.write(data)
+                writer.write(data[:passes])
                 await writer.drain()
             except OSError:
+                return
+            if passes < len(data):
+                self.abort()
                 return
 
 
