@@ -7,13 +7,22 @@ descriptor that is in use.
 import fcntl
 import hashlib
 import os
+import re
 import secrets
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
 
 from shared.errors import TandemError
 from shared.private_file import sync, sync_folder
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def is_sha256(text: str) -> bool:
+    """Say whether this is a SHA-256 as contents are named by: 64 lower-case hex digits."""
+    return _SHA256.fullmatch(text) is not None
 
 
 class WrongContentError(TandemError):
@@ -108,8 +117,8 @@ class Content:
                 self._fd = None
 
 
-def remove_unless_locked(path: Path) -> None:
-    """Remove an unfinished file, unless a living process is writing it."""
+def remove_unless_locked(path: Path) -> bool:
+    """Remove an unfinished file, unless a living process is writing it; say whether it was removed."""
     with suppress(FileNotFoundError, BlockingIOError):
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -117,6 +126,8 @@ def remove_unless_locked(path: Path) -> None:
             path.unlink()
         finally:
             os.close(fd)
+        return True
+    return False
 
 
 def digest(path: Path) -> str | None:
@@ -126,3 +137,32 @@ def digest(path: Path) -> str | None:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None
+
+
+def delete(path: Path, older_than_s: float) -> bool:
+    """Remove a stored file unless it was put less than `older_than_s` ago; say whether it was removed."""
+    try:
+        if older_than_s and path.stat().st_mtime > _file_system_now(path.parent) - older_than_s:
+            return False
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def listed(folder: Path, older_than_s: float) -> list[str]:
+    """Return the digests of the stored files in one shard's folder, without those put less than so long ago."""
+    found: list[str] = []
+    with suppress(FileNotFoundError):  # a shard without contents has no folder
+        latest = _file_system_now(folder) - older_than_s
+        for entry in os.scandir(folder):
+            with suppress(FileNotFoundError):
+                if is_sha256(folder.name + entry.name) and entry.stat().st_mtime <= latest:
+                    found.append(folder.name + entry.name)
+    return sorted(found)
+
+
+def _file_system_now(folder: Path) -> float:
+    """Return the time as the files' own file system tells it, so that no other clock is compared with theirs."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_mtime

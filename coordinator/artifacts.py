@@ -1,14 +1,13 @@
 """Where the files of results lie: content-addressed, each content once, behind one interface.
 
 A store knows contents by their SHA-256 and nothing of jobs; which job has which file stands in the ledger. The HTTP
-layer calls it. Nothing here blocks the event loop: files are hashed, written and read by a few threads of its own.
+side, the sweeper and the audit call it. Here are the interface and the store in a local folder; `artifact_s3.py` has
+the other one, `artifact_stores.py` chooses. Nothing blocks the event loop: files are hashed, written and read by a few
+threads of the folder's own.
 """
 
 import asyncio
 import errno
-import os
-import re
-import tempfile
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,7 +18,16 @@ from typing import Protocol, Self, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
-from coordinator.artifact_files import Content, Incoming, WrongContentError, digest, remove_unless_locked
+from coordinator.artifact_files import (
+    Content,
+    Incoming,
+    WrongContentError,
+    delete,
+    digest,
+    is_sha256,
+    listed,
+    remove_unless_locked,
+)
 from shared.errors import TandemError
 
 __all__ = [
@@ -27,6 +35,7 @@ __all__ = [
     "FolderStore",
     "MissingContentError",
     "NoRoomError",
+    "StoreDownError",
     "Stored",
     "WrongContentError",
     "artifact_url",
@@ -35,7 +44,9 @@ __all__ = [
 CHUNK_BYTES = 256 * 1024
 """What is hashed, written or read at a time, and so the memory that one transfer takes (a few of these)."""
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+SHARDS = 256
+"""A store can be listed in so many parts: by the first byte of the SHA-256."""
+
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _T = TypeVar("_T")
 
@@ -48,6 +59,10 @@ class MissingContentError(TandemError):
     """The store has no such content."""
 
 
+class StoreDownError(TandemError):
+    """The store does not answer, or not as it should: try later."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A content that the store has; `new` is false when it had it before."""
@@ -58,7 +73,13 @@ class Stored:
 
 
 class ArtifactStore(Protocol):
-    """Keeps contents by their SHA-256 (64 lower-case hex digits)."""
+    """Keeps contents by their SHA-256 (64 lower-case hex digits). Every method may raise StoreDownError."""
+
+    async def prepare(self) -> None:
+        """Make ready what the coordinator needs to put; ConfigurationError if that can't ever work."""
+
+    def close(self) -> None:
+        """Let go of what it holds; transfers under way fail."""
 
     async def put(self, chunks: AsyncIterable[bytes], *, sha256: str, size: int) -> Stored:
         """Keep a content; it is durable when this returns. A failing or cancelled `chunks` leaves no trace.
@@ -76,14 +97,26 @@ class ArtifactStore(Protocol):
         """Return the SHA-256 of what really lies there, read anew; None if nothing does (for the audit)."""
 
     async def delete(self, sha256: str, *, older_than_s: float = 0.0) -> bool:
-        """Remove a content unless it was put (again) less than `older_than_s` ago; False if nothing was removed."""
+        """Remove a content unless it was put (again) less than `older_than_s` ago; False if nothing was removed.
+
+        A put at the same moment may be removed or not: who calls this sees to it that nobody relies on that one.
+        """
+
+    async def listed(self, shard: int, *, older_than_s: float = 0.0) -> list[str]:
+        """Return the contents of one shard (0 to SHARDS - 1), by SHA-256, without those put less than so long ago."""
+
+    async def tidy(self, *, older_than_s: float) -> int:
+        """Remove what interrupted uploads left, and nothing that may still be arriving; return how many there were.
+
+        `older_than_s` counts only where a store can't see whether an upload's process is alive.
+        """
 
 
 class FolderStore:
     """An ArtifactStore in a local folder: `<root>/sha256/ab/cd…`, unfinished files in `<root>/incoming`.
 
     Several coordinators on one machine may share it: an unfinished file is locked (flock) by whoever writes it, so
-    that `open` removes only what a dead process left.
+    that `tidy` removes only what a dead process left.
     """
 
     def __init__(self, root: Path, threads: int = 4) -> None:
@@ -95,8 +128,13 @@ class FolderStore:
     async def open(cls, root: Path) -> Self:
         """Make the folders, remove what interrupted uploads left, and return the store."""
         store = cls(root)
-        await store._run(store._prepare)
+        await store.prepare()
         return store
+
+    async def prepare(self) -> None:
+        """See ArtifactStore.prepare; removes what interrupted uploads left, too."""
+        await self._run(self._make_folders)
+        await self._run(self._tidy)
 
     def close(self) -> None:
         """Let the threads end; transfers under way finish their current chunk."""
@@ -162,40 +200,38 @@ class FolderStore:
 
     async def delete(self, sha256: str, *, older_than_s: float = 0.0) -> bool:
         """See ArtifactStore.delete."""
-        return await self._run(partial(self._delete, self._path(sha256), older_than_s))
+        return await self._run(partial(delete, self._path(sha256), older_than_s))
+
+    async def listed(self, shard: int, *, older_than_s: float = 0.0) -> list[str]:
+        """See ArtifactStore.listed."""
+        return await self._run(partial(listed, self._root / "sha256" / f"{shard:02x}", older_than_s))
+
+    async def tidy(self, *, older_than_s: float) -> int:  # noqa: ARG002 - locks tell who is alive
+        """See ArtifactStore.tidy."""
+        return await self._run(self._tidy)
 
     def _path(self, sha256: str) -> Path:
-        if not _SHA256.fullmatch(sha256):
-            msg = f"not a SHA-256: {sha256[:80]!r}"
-            raise ValueError(msg)
-        return self._root / "sha256" / sha256[:2] / sha256[2:]
+        return self._root / content_path(sha256)
 
     async def _run(self, function: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
-    def _prepare(self) -> None:
+    def _make_folders(self) -> None:
         self._incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
         (self._root / "sha256").mkdir(exist_ok=True, mode=0o700)
-        for path in self._incoming.iterdir():
-            remove_unless_locked(path)
 
-    @staticmethod
-    def _delete(path: Path, older_than_s: float) -> bool:
-        try:
-            if older_than_s and path.stat().st_mtime > _file_system_now(path.parent) - older_than_s:
-                return False
-            path.unlink()
-        except FileNotFoundError:
-            return False
-        return True
+    def _tidy(self) -> int:
+        return sum(remove_unless_locked(path) for path in self._incoming.iterdir())
+
+
+def content_path(sha256: str) -> str:
+    """Return where a store keeps a content, below its root; ValueError for what is no SHA-256."""
+    if not is_sha256(sha256):
+        msg = f"not a SHA-256: {sha256[:80]!r}"
+        raise ValueError(msg)
+    return f"sha256/{sha256[:2]}/{sha256[2:]}"
 
 
 def artifact_url(base_url: str, job_id: UUID, name: str) -> str:
     """Return where readers get a file of a job's accepted result; `base_url` is the HTTP side's, without a slash."""
     return f"{base_url}/v1/jobs/{job_id}/artifacts/{quote(name, safe='')}"
-
-
-def _file_system_now(folder: Path) -> float:
-    """Return the time as the files' own file system tells it, so that no other clock is compared with theirs."""
-    with tempfile.TemporaryFile(dir=folder) as file:
-        return os.fstat(file.fileno()).st_mtime

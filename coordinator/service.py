@@ -1,7 +1,7 @@
 """The coordinator, composed: which parts there are, who knows whom, in which order they start. Nothing else composes.
 
 intake, claims, heartbeats, reports, presence ──commands──► ledger ──effects──► bus
-dispatcher, reaper, results, reconciler, workers: loops over what the ledger says
+dispatcher, reaper, results, reconciler, sweeper, workers: loops over what the ledger says
 web: HTTP on the same ledger
 """
 
@@ -17,7 +17,8 @@ import orjson
 import structlog
 from pydantic import SecretStr
 
-from coordinator.artifacts import FolderStore
+from coordinator.artifact_stores import store_of
+from coordinator.artifacts import ArtifactStore
 from coordinator.claims import Claims
 from coordinator.departures import ROUND_S as DEPARTURES_S
 from coordinator.departures import Departures
@@ -37,6 +38,7 @@ from coordinator.reconciler import Reconciler
 from coordinator.reports import Reports
 from coordinator.results import Results
 from coordinator.settings import CoordinatorSettings
+from coordinator.sweeper import Sweeper
 from coordinator.upload_tokens import UploadTokens
 from coordinator.web.access import Access, AccessToken, Role, check_listen
 from coordinator.web.app import Runner, WebContext, make_app, serve
@@ -79,6 +81,7 @@ class Coordinator:
     heartbeats: Heartbeats
     presence: PresenceDesk
     departures: Departures | None
+    sweeper: Sweeper
     loops: list[Loop]
     subscriptions: list[Subscription] = field(default_factory=list)
     url: str = ""  # of the HTTP side, once it listens
@@ -101,6 +104,7 @@ class Coordinator:
                 "reports": self.reports.judged,
                 "reports_unreadable": self.reports.unreadable,
                 "expired": self.reaper.expired,
+                "clock_set_back": self.reaper.set_back,
                 "ghost_leases": self.presence.ghosts,
                 "departed": self.departures.ended if self.departures else 0,
                 "published": self.results.published,
@@ -109,6 +113,9 @@ class Coordinator:
                 "mended_unrecorded": self.reconciler.mended.unrecorded,
                 "mended_orphaned": self.reconciler.mended.orphaned,
                 "streams_made": self.reconciler.mended.streams,
+                "swept_files": self.sweeper.files,
+                "swept_contents": self.sweeper.contents,
+                "swept_unfinished": self.sweeper.unfinished,
             },
         }
 
@@ -139,13 +146,14 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         _bus(settings, "coordinator", settings.nats_seed) as bus,
         asyncio.TaskGroup() as tasks,
     ):
-        store = await FolderStore.open(settings.artifacts)
+        store = store_of(settings)
         stack.callback(store.close)
+        await store.prepare()
         effects, feed = Effects(bus, LaneConsumers(bus, settings.lease_ttl_s), tasks), Feed(bus)
         async with Ledger(pool, settings.policy(), on_effects=effects.take, on_changes=feed.changed) as ledger:
             seed = settings.nats_watcher_seed
             watcher = await stack.enter_async_context(_bus(settings, "watcher", seed)) if seed else None
-            coordinator = _compose(settings, bus, watcher, ledger, Queries(pool), effects, feed, tokens)
+            coordinator = _compose(settings, bus, watcher, ledger, Queries(pool), effects, feed, tokens, store=store)
             context = WebContext(
                 ledger=ledger,
                 pool=pool,
@@ -182,6 +190,8 @@ def _compose(
     effects: Effects,
     feed: Feed,
     tokens: UploadTokens,
+    *,
+    store: ArtifactStore,
 ) -> Coordinator:
     policy, lanes = settings.policy(), effects.lanes
     directory = Directory(queries, policy.presence_s)
@@ -190,6 +200,7 @@ def _compose(
     )
     results = Results(bus, queries, "")
     reaper = Reaper(bus, ledger, queries)
+    sweeper = Sweeper(queries, store, settings.artifacts_grace_s)
     departures = None
     if watcher is not None:
         departures = Departures(
@@ -217,6 +228,7 @@ def _compose(
         Loop("reaper", reaper.once, every_s=settings.reaper_s, max_failures=MAX_FAILURES),
         Loop("dispatcher", dispatcher.once, every_s=1.0, max_failures=MAX_FAILURES),
         Loop("results", results.once, every_s=5.0, max_failures=MAX_FAILURES),
+        Loop("sweeper", sweeper.once, every_s=settings.sweep_s, max_failures=MAX_FAILURES),
     ]
     if departures is not None:
         loops.append(Loop("departures", departures.once, every_s=DEPARTURES_S, max_failures=MAX_FAILURES))
@@ -241,6 +253,7 @@ def _compose(
         heartbeats=Heartbeats(bus, ledger, directory),
         presence=PresenceDesk(bus, ledger, queries, directory, dispatcher, lanes, policy),
         departures=departures,
+        sweeper=sweeper,
         loops=loops,
     )
 

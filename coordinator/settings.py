@@ -26,7 +26,12 @@ _OTHERS = ("AGENT_", "DATA", "TOKEN", "URL")
 class CoordinatorSettings(BaseSettings):
     """Each default of PROTOCOL.md, and where the servers are. Durations in seconds."""
 
-    model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=_PREFIX,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,  # secrets would be shown
+    )
 
     postgres: SecretStr = SecretStr("")  # DSN; may hold a password
     nats: str = "nats://127.0.0.1:4222"
@@ -39,7 +44,14 @@ class CoordinatorSettings(BaseSettings):
     http: str = "127.0.0.1:8420"  # HOST:PORT; port 0 = any free one
     public_url: str | None = None  # how agents and readers reach the HTTP side; None = as it listens
     tokens: dict[str, SecretStr] = {}  # "<role>:<name>" -> token; roles publisher, viewer, admin
-    artifacts: Path = Path("data/artifacts")  # folder of the returned files
+    artifacts: Path = Path("data/artifacts")  # folder of the returned files, unless artifacts_url is set
+    artifacts_url: str | None = None  # s3://BUCKET/PREFIX: the returned files lie there
+    artifacts_endpoint: str | None = None  # URL of a store with an S3 API; None = AWS
+    artifacts_region: str = "us-east-1"
+    artifacts_key_id: SecretStr | None = None  # with its secret; None = the machine's own role
+    artifacts_secret_key: SecretStr | None = None
+    artifacts_allow_http: bool = False  # to the endpoint; only for one that is not across a network
+    artifacts_grace_s: PositiveFloat = 3600.0  # what is younger is never swept; longer than the longest upload
     secrets: Path = Path("data/secrets")  # folder of what the coordinator signs with
     max_artifact_bytes: PositiveInt = 512 * 1024 * 1024
     sources: frozenset[str] = frozenset()  # NATS publishers, whose results consumers are made at start
@@ -57,6 +69,7 @@ class CoordinatorSettings(BaseSettings):
     reaper_s: PositiveFloat = 1.0
     reconcile_s: PositiveFloat = 30.0
     disconnect_grace_s: PositiveFloat = 5.0  # how long a closed connection's process may take to come back
+    sweep_s: PositiveFloat = 60.0
     unclaimed_s: PositiveFloat = 15.0  # an offer that a free agent leaves lying this long is made anew
     window_min: PositiveInt = 2  # offers a lane always may have out
 
@@ -73,6 +86,26 @@ class CoordinatorSettings(BaseSettings):
             msg = f"{url!r} is no address that agents can reach: give http://HOST:PORT or https://HOST"
             raise ValueError(msg)
         return url.rstrip("/")
+
+    @model_validator(mode="after")
+    def _store_fits(self) -> Self:
+        """Say what is wrong with the artifact store's settings, before anything is stored."""
+        if (self.artifacts_key_id is None) != (self.artifacts_secret_key is None):
+            msg = "artifacts_key_id and artifacts_secret_key go together"
+            raise ValueError(msg)
+        if self.artifacts_url is not None:
+            parts = urlsplit(self.artifacts_url)
+            if parts.scheme != "s3" or not parts.netloc or "@" in parts.netloc or parts.query or parts.fragment:
+                msg = "artifacts_url is not s3://BUCKET or s3://BUCKET/PREFIX"
+                raise ValueError(msg)
+        if self.artifacts_endpoint is not None:
+            scheme = urlsplit(self.artifacts_endpoint).scheme
+            if scheme != "https" and not (scheme == "http" and self.artifacts_allow_http):
+                msg = (
+                    f"artifacts_endpoint: {self.artifacts_endpoint!r} is not https://, and artifacts_allow_http is off"
+                )
+                raise ValueError(msg)
+        return self
 
     @model_validator(mode="after")
     def _times_fit(self) -> Self:

@@ -200,7 +200,10 @@ class HeartbeatTable(SQLModel, table=True):
 
 
 class ArtifactTable(SQLModel, table=True):
-    """A stored file of one epoch; part of a result only if `linked`."""
+    """A stored file of one epoch; part of a result only if `linked`.
+
+    Rows of the nil job are no files: they announce that a content is being removed (artifact_doom.sql).
+    """
 
     __tablename__ = "artifact"
     __table_args__ = (

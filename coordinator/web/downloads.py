@@ -8,10 +8,12 @@ from urllib.parse import quote
 import structlog
 from aiohttp import web
 
+from coordinator.artifacts import StoreDownError
 from coordinator.ledger import views
 from coordinator.web.access import Caller
 from coordinator.web.context import WebContext, job_id_of
 from coordinator.web.errors import RefusedError
+from coordinator.web.uploads import store_down
 
 _log = structlog.get_logger()
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
@@ -42,12 +44,16 @@ async def download(context: WebContext, request: web.Request, caller: Caller) ->
     }
     if _names(request.headers.get("If-None-Match"), tag):
         return web.Response(status=304, headers=headers)
-    part = _part(request.headers, tag, size)
+    part = _part(request.headers, tag, size) if request.method == "GET" else _Part(0, size)  # RFC 9110, 14.2
     if part is None:
         raise RefusedError(
             416, "range_not_satisfiable", f"the file has {size} bytes", headers={"Content-Range": f"bytes */{size}"}
         )
-    if await context.store.size(file["sha256"]) != size:
+    try:
+        there = await context.store.size(file["sha256"])
+    except StoreDownError as error:
+        raise store_down(error) from error
+    if there != size:
         _log.error("file lost", job_id=str(job_id), name=name, sha256=file["sha256"])
         raise RefusedError(500, "file_lost", f"the store no longer has {name!r}; tandem audit tells more")
     response = web.StreamResponse(status=200 if part == _Part(0, size) else 206, headers=headers)

@@ -12,18 +12,23 @@ from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 from uuid import UUID
 
+import structlog
 from aiohttp import web
 
-from coordinator.artifacts import NoRoomError, WrongContentError
+from coordinator.artifacts import NoRoomError, StoreDownError, WrongContentError
 from coordinator.web.context import WebContext, job_id_of
 from coordinator.web.errors import RefusedError, error_response, json_response
+from shared.failpoints import Failpoint, reach
 from shared.wire import ARTIFACT_NAME_PATTERN, Fault
+
+_log = structlog.get_logger()
 
 _STALL_S: Final = 60.0
 """An upload from which nothing has come for this long is given up."""
 
 _MEDIA_TYPE: Final = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,99}/[a-z0-9][a-z0-9!#$&^_.+-]{0,99}")
 _UNKNOWN_TYPE: Final = "application/octet-stream"
+_SOON: Final = {"Retry-After": "5"}
 
 
 class _Announced(NamedTuple):
@@ -46,8 +51,15 @@ async def expect_later(request: web.Request) -> web.Response | None:
 
 
 async def upload(context: WebContext, request: web.Request) -> web.Response:
-    """Store one file of one epoch: 201 stored, 200 it was there already, 409 the lease is gone."""
+    """Store one file of one epoch: 201 stored, 200 it was there already, 409 the lease is gone, 503 send it again."""
     file = _announced(context, request)
+    try:
+        return await _take(context, request, file)
+    except StoreDownError as error:
+        raise store_down(error) from error
+
+
+async def _take(context: WebContext, request: web.Request, file: _Announced) -> web.Response:
     if not await context.queries.upload_allowed(file.job_id, file.epoch, file.worker):
         raise _stale(file)
     if await _is_there(context, file):
@@ -56,6 +68,7 @@ async def upload(context: WebContext, request: web.Request) -> web.Response:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # as aiohttp's own handler does: the answer is still to come
     await _store(context, request, file)
+    reach(Failpoint.FILE_UNRECORDED)
     recorded = await context.queries.record_artifact(
         *(file.job_id, file.epoch, file.name, file.worker),
         media_type=file.media_type,
@@ -64,6 +77,10 @@ async def upload(context: WebContext, request: web.Request) -> web.Response:
     )
     if not recorded:  # the lease was lost while the bytes came; what was stored is nobody's, and is swept
         raise _stale(file)
+    if not await _is_kept(context, file):
+        await context.queries.forget_artifact(file.job_id, file.epoch, file.name, file.sha256)
+        raise RefusedError(503, "swept", "the content was being swept meanwhile: send it again", headers=_SOON)
+    reach(Failpoint.FILE_UNANSWERED)
     return _answer(file, 201)
 
 
@@ -76,8 +93,15 @@ async def _is_there(context: WebContext, file: _Announced) -> bool:
             file.sha256,
             file.media_type,
         ):
-            return await context.store.size(file.sha256) == file.size
+            return await _is_kept(context, file)
     return False
+
+
+async def _is_kept(context: WebContext, file: _Announced) -> bool:
+    """Say whether the content of a recorded file is in the store, to stay; in this order (see `sweeper.py`)."""
+    if await context.queries.is_doomed(file.sha256):
+        return False
+    return await context.store.size(file.sha256) == file.size
 
 
 def _announced(context: WebContext, request: web.Request) -> _Announced:
@@ -129,6 +153,7 @@ async def _chunks(request: web.Request) -> AsyncIterator[bytes]:
         if not chunk:
             return
         yield chunk
+        reach(Failpoint.FILE_HALF_STORED)
 
 
 def _sha256_of(header: str) -> str | None:
@@ -149,6 +174,12 @@ def _sha256_of(header: str) -> str | None:
 
 def _stale(file: _Announced) -> RefusedError:
     return RefusedError(409, "stale_lease", f"epoch {file.epoch} of job {file.job_id} may not bring files (any more)")
+
+
+def store_down(error: StoreDownError) -> RefusedError:
+    """Return the answer for when the artifact store is away."""
+    _log.warning("artifact store is away", error=str(error))
+    return RefusedError(503, "store_down", "the artifact store does not answer now: try again", headers=_SOON)
 
 
 def _answer(file: _Announced, status: int) -> web.Response:

@@ -58,6 +58,7 @@ class FakeComfyUI(Worker):
         self.port = 0
         self.answer.set()
         self._runner: web.AppRunner | None = None
+        self._site: web.TCPSite | None = None
 
     @property
     def url(self) -> str:
@@ -100,19 +101,30 @@ class FakeComfyUI(Worker):
             )
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
-        await site.start()
+        self._site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await self._site.start()
         self.port = self._runner.addresses[0][1]
         self.start_worker()
 
     async def stop(self) -> None:
         """End as if killed: sockets break, the queue and the history are gone, files stay."""
         await self.stop_worker()
+        await self._accept_no_more()
         for socket in list(self.sockets.values()):
             await socket.close()
         if self._runner is not None:
             await self._runner.cleanup()
         self.forget()
+
+    async def _accept_no_more(self) -> None:
+        """Let what was just accepted become a connection: Python 3.11 leaks one whose server is closed in between."""
+        if self._site is None or self._site._server is None:
+            return
+        for listening in self._site._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self._site = None
 
     async def restart(self) -> None:
         await self.stop()

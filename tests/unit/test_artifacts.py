@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from coordinator.artifacts import (
     CHUNK_BYTES,
+    SHARDS,
     FolderStore,
     MissingContentError,
     NoRoomError,
@@ -178,6 +179,28 @@ async def test_deleting_spares_what_was_put_lately(store: FolderStore, tmp_path:
     os.utime(path, (old, old))
     assert await store.delete(sha, older_than_s=3600)
     assert not path.exists()
+
+
+async def test_a_shard_is_listed_without_what_was_put_lately(store: FolderStore, tmp_path: Path) -> None:
+    for content in (b"young", b"old"):
+        await store.put(_chunks(content), sha256=_sha(content), size=len(content))
+    old = tmp_path / "sha256" / _sha(b"old")[:2] / _sha(b"old")[2:]
+    (old.parent / "notes.txt").write_bytes(b"not ours")
+    (old.parent / ("Z" * 62)).write_bytes(b"nor this")
+    os.utime(old, (old.stat().st_atime, old.stat().st_mtime - 7200))
+    everything = [sha for shard in range(SHARDS) for sha in await store.listed(shard)]
+    assert everything == sorted([_sha(b"young"), _sha(b"old")])
+    assert [sha for shard in range(SHARDS) for sha in await store.listed(shard, older_than_s=3600)] == [_sha(b"old")]
+
+
+async def test_tidying_removes_what_a_dead_process_left_and_counts_it(store: FolderStore, tmp_path: Path) -> None:
+    incoming = tmp_path / "incoming"
+    for name in ("dead", "dead too", "alive"):
+        (incoming / name).write_bytes(b"half")
+    with (incoming / "alive").open("wb") as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)
+        assert await store.tidy(older_than_s=0.0) == 2
+        assert list(incoming.iterdir()) == [incoming / "alive"]
 
 
 async def test_audit_digest_sees_a_flipped_bit(store: FolderStore, tmp_path: Path) -> None:

@@ -1,8 +1,13 @@
 """What the coordinator's settings refuse, with the numbers and names in the message."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
+from coordinator.artifact_s3 import S3Store
+from coordinator.artifact_stores import store_of
+from coordinator.artifacts import FolderStore
 from coordinator.settings import CoordinatorSettings
 from shared.errors import ConfigurationError
 
@@ -32,3 +37,34 @@ def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TANDEM_MAX_ATTEMPTS", "7")
     assert CoordinatorSettings.load(None).max_attempts == 7
     assert CoordinatorSettings.load(None, max_attempts=2).max_attempts == 2
+
+
+S3 = {"artifacts_url": "s3://files/tandem", "artifacts_endpoint": "https://store.example:9000"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"artifacts_url": "https://store.example/files"}, "is not s3://BUCKET"),
+        ({"artifacts_url": "s3:///prefix"}, "is not s3://BUCKET"),
+        ({"artifacts_url": "s3://AKIA:very secret@files"}, "is not s3://BUCKET"),
+        ({"artifacts_url": "s3://files?region=x"}, "is not s3://BUCKET"),
+        ({"artifacts_endpoint": "http://store.example"}, "artifacts_allow_http is off"),
+        ({"artifacts_endpoint": "store.example"}, "is not https://"),
+        ({"artifacts_key_id": "AKIA"}, "go together"),
+        ({"artifacts_secret_key": "very secret"}, "go together"),
+    ],
+)
+def test_a_store_that_can_not_be_is_refused_and_no_secret_told(changed: dict[str, str], says: str) -> None:
+    with pytest.raises(ValidationError, match=says) as caught:
+        CoordinatorSettings(**{**S3, **changed})
+    assert "very secret" not in str(caught.value)
+
+
+def test_a_folder_is_the_store_unless_a_bucket_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert isinstance(store_of(CoordinatorSettings(artifacts=tmp_path)), FolderStore)
+    for name, value in {**S3, "artifacts_key_id": "AKIA", "artifacts_secret_key": "very secret"}.items():
+        monkeypatch.setenv(f"TANDEM_{name.upper()}", value)
+    settings = CoordinatorSettings.load(None)
+    assert isinstance(store_of(settings), S3Store)
+    assert "very secret" not in repr(settings)

@@ -103,9 +103,10 @@ async def test_what_the_client_has_is_not_sent_again(site: Web, held: str, statu
         assert await answer.read() == (CONTENT if status == 200 else b"")
 
 
-async def test_head_tells_all_but_the_bytes(site: Web) -> None:
+@pytest.mark.parametrize("headers", [{}, {"Range": "bytes=2-5"}])  # a range is for GET only
+async def test_head_tells_all_but_the_bytes(site: Web, headers: dict[str, str]) -> None:
     job_id = await _done(site)
-    async with site.client.head(f"/v1/jobs/{job_id}/artifacts/image.png") as answer:
+    async with site.client.head(f"/v1/jobs/{job_id}/artifacts/image.png", headers=headers) as answer:
         assert (answer.status, answer.headers["Content-Length"], await answer.read()) == (200, str(SIZE), b"")
 
 

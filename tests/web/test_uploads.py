@@ -16,6 +16,7 @@ from coordinator.artifact_files import Incoming
 from coordinator.artifacts import CHUNK_BYTES
 from coordinator.ledger.model import Expire
 from shared.states import Verdict
+from tests.support.ledger import seeded
 from tests.support.servers import eventually
 from tests.support.web import MOST_BYTES, Web, artifact, digest_of
 
@@ -195,6 +196,59 @@ async def test_a_client_that_goes_away_mid_body_leaves_no_trace(site: Web) -> No
     assert site.stored() == []
     assert await site.pool.fetchval("SELECT count(*) FROM artifact") == 0
     await site.upload(job_id, epoch, "a.png", PNG)
+
+
+async def test_uploads_that_are_cut_anywhere_leave_no_trace_and_start_again(site: Web) -> None:
+    job_id, epoch = await _held(site)
+    content = os.urandom(1_000_000)
+    path = f"/v1/uploads/{job_id}/{epoch}/a.png"
+    headers = site.upload_headers(job_id, epoch, content) | {"Content-Length": str(len(content))}
+    with seeded() as random:
+        offsets = [0, 1, len(content) - 1, *(random.randrange(len(content)) for _ in range(8))]
+    for number, offset in enumerate(offsets):
+        reader, writer = await asyncio.open_connection(*site.runner.addresses[0][:2])
+        writer.write(_head(path, headers) + content[:offset])
+        await writer.drain()
+        if offset > CHUNK_BYTES:
+            await eventually(site.arriving)
+        if number % 2:
+            writer.transport.abort()  # as a machine that loses its network
+        else:
+            writer.write_eof()  # as a process that ends
+            async with asyncio.timeout(10):
+                await reader.read()
+            writer.close()
+        await eventually(lambda: not site.arriving())
+        assert site.stored() == []
+    assert await site.pool.fetchval("SELECT count(*) FROM artifact") == 0
+    await site.upload(job_id, epoch, "a.png", content)
+    assert await site.report(job_id, epoch, artifacts=[artifact("a.png", content)]) is Verdict.ACCEPTED
+    assert site.stored() == [hashlib.sha256(content).hexdigest()]
+
+
+@pytest.mark.parametrize("wrong", ["never uploaded", "size", "sha256", "name", "epoch", "one of two"])
+async def test_a_report_is_no_result_unless_each_file_was_uploaded_as_it_says(site: Web, wrong: str) -> None:
+    job_id, epoch = await _held(site)
+    named = artifact("a.png", PNG)
+    match wrong:
+        case "size":
+            named["size"] += 1
+        case "sha256":
+            named["sha256"] = "0" * 64
+        case "name":
+            named["name"] = "b.png"
+    if wrong != "never uploaded":
+        await site.upload(job_id, epoch, "a.png", PNG)
+    files = [named] if wrong != "one of two" else [named, artifact("b.png", PNG)]
+    if wrong == "epoch":
+        await _lapse(site, job_id)
+        epoch = await site.claim(job_id, "book", lane="image--any")
+    await site.report(job_id, epoch, "book" if wrong == "epoch" else "mini", artifacts=files)
+    job = await site.call("GET", f"/v1/jobs/{job_id}")
+    assert (job["state"], job["result"], job["artifacts"]) == ("pending", None, [])
+    error = job["attempts"][-1]["error"]
+    assert (error["code"], error["class"]) == ("artifact_missing", "transient")
+    await site.call("GET", f"/v1/jobs/{job_id}/artifacts/a.png", expect=404)
 
 
 async def test_an_upload_that_stalls_is_given_up(site: Web, monkeypatch: pytest.MonkeyPatch) -> None:
