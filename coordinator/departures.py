@@ -29,8 +29,10 @@ _GONE = "Client Closed"
 
 ROUND_S = 0.25
 
-_AT_LEAST_SILENT = 0.9
-"""What was on its way when the connection ended is written after it: that much of the grace must have been silence."""
+_IN_FLIGHT = 0.1
+"""Heartbeats that were on their way when the connection ended are written after it: in this part of the grace they
+prove nothing. An announcement always does: a process makes one as soon as it has a new connection.
+"""
 
 _LATE_ROUNDS = 4
 """Rounds by which this may be late before it must be thought of as having stood still itself."""
@@ -50,7 +52,7 @@ class Departures:
     grace_s: float
     clock: Callable[[], float] = time.monotonic
     ended: int = 0  # leases ended because their process was gone
-    _due: dict[tuple[str, str], float] = field(default_factory=dict)  # (worker, instance) -> when to look
+    _closed: dict[tuple[str, str], float] = field(default_factory=dict)  # (worker, instance) -> when
 
     async def subscribe(self) -> list[Subscription]:
         """Start hearing. Every coordinator hears all: the ledger decides once, and one may die meanwhile."""
@@ -58,8 +60,8 @@ class Departures:
 
     def _on_disconnect(self, message: Message) -> None:
         process = self._process(message.data)
-        if process is not None and len(self._due) < _MOST_WAITING:
-            self._due[process] = self.clock() + self.grace_s
+        if process is not None and len(self._closed) < _MOST_WAITING:
+            self._closed[process] = self.clock()
             _log.info("connection closed", worker=process[0], instance=process[1])
 
     def _process(self, data: bytes) -> tuple[str, str] | None:
@@ -82,26 +84,27 @@ class Departures:
     async def once(self) -> None:
         """End the leases of every process whose time to come back is over."""
         now = self.clock()
-        due = [process for process, at in self._due.items() if at <= now]
+        due = [process for process, at in self._closed.items() if now - at >= self.grace_s]
         if not due:
             return
         if not self.hearing():
-            self._due.clear()
+            self._closed.clear()
             return
         for process in due:
-            at = self._due.pop(process)
-            if now - at > _LATE_ROUNDS * ROUND_S:
-                self._due[process] = now + self.grace_s
+            age_s = now - self._closed.pop(process)
+            if age_s > self.grace_s + _LATE_ROUNDS * ROUND_S:
+                self._closed[process] = now
                 continue
             try:
-                await self._depart(*process)
+                await self._depart(*process, age_s=age_s)
             except LedgerDownError:
-                self._due.clear()  # nobody's heartbeats are written now
+                self._closed.clear()  # nobody's heartbeats are written now
                 raise
 
-    async def _depart(self, worker: str, instance: str) -> None:
-        silent_s = self.grace_s * _AT_LEAST_SILENT
-        held = await self.queries.held_by_silent(worker, instance, silent_s)
+    async def _depart(self, worker: str, instance: str, *, age_s: float) -> None:
+        """End what this process holds if it was not heard of in the `age_s` since its connection ended."""
+        silent_s = age_s - self.grace_s * _IN_FLIGHT
+        held = await self.queries.held_by_silent(worker, instance, age_s)
         commands = [Depart(job_id=j, worker=worker, instance=instance, silent_s=silent_s) for j in held]
         for command, answer in zip(commands, await self.ledger.do_many(commands), strict=True):
             if isinstance(answer, Done):

@@ -19,7 +19,7 @@ from tests.support.servers import eventually, own_servers
 from tests.support.world import World
 from tests.support.world import world as open_world
 
-GRACE_S = 0.5
+GRACE_S = 2.0
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -46,7 +46,7 @@ def departures(world: World) -> Departures:
 async def looked(world: World, *, ended: int) -> None:
     """Wait until every connection that closed was looked at."""
     desk = departures(world)
-    await eventually(lambda: not desk._due)
+    await eventually(lambda: not desk._closed)
     assert desk.ended == ended
 
 
@@ -75,6 +75,22 @@ async def test_a_process_that_makes_its_connection_anew_keeps_its_leases(world: 
         assert (await again.ask(held.job_id, 1))["lease"] == "held"
 
 
+async def test_an_announcement_just_after_the_connection_ended_is_enough(world: World) -> None:
+    """The next one may be due only after the grace."""
+    scene = Scene(world)
+    async with process(world, "mini", "one") as mini:
+        job = await world.submit()
+        await mini.take()
+        await world.move_clock(60)
+        await mini.announce(busy=[(job["id"], 1)])
+        await world.move_clock(4.6)
+        scene.desk._on_disconnect(event())
+        scene.now = 105.0
+        await scene.desk.once()
+        assert not scene.desk._closed
+        assert (await world.job(job["id"]))["state"] == "processing"
+
+
 async def test_a_process_that_was_only_heard_through_its_heartbeats_keeps_its_leases(world: World) -> None:
     """Its announcement may be late; whatever it says proves that it lives."""
     await world.submit()
@@ -82,7 +98,7 @@ async def test_a_process_that_was_only_heard_through_its_heartbeats_keeps_its_le
         held = await macbook.take()
     async with puppet(world.servers, "macbook", name="agent-macbook-one") as again:
         held.puppet = again
-        while departures(world)._due:
+        while departures(world)._closed:
             await held.beat()
             await asyncio.sleep(0)
         await looked(world, ended=0)
@@ -112,7 +128,7 @@ async def test_the_end_of_a_connection_that_is_no_agents_own_means_nothing(world
             pass
         async with puppet(world.servers, "macbook", name="agent-macbook-two"):  # its doctor, another process
             pass
-        await eventually(lambda: departures(world)._due)  # the last one is a process of that name
+        await eventually(lambda: departures(world)._closed)  # the last one is a process of that name
         await looked(world, ended=0)
         assert (await held.ask())["lease"] == "held"
 
@@ -160,9 +176,9 @@ class Scene:
 async def test_what_is_no_death_is_not_waited_for(world: World, message: Message) -> None:
     scene = Scene(world)
     scene.desk._on_disconnect(message)
-    assert not scene.desk._due
+    assert not scene.desk._closed
     scene.desk._on_disconnect(event())
-    assert scene.desk._due == {("mini", "one"): 105.0}
+    assert scene.desk._closed == {("mini", "one"): 100.0}
 
 
 async def test_a_coordinator_that_could_not_hear_drops_what_it_was_told(world: World) -> None:
@@ -170,7 +186,7 @@ async def test_a_coordinator_that_could_not_hear_drops_what_it_was_told(world: W
     scene.desk._on_disconnect(event())
     scene.now, scene.hearing = 105.0, False
     await scene.desk.once()
-    assert not scene.desk._due
+    assert not scene.desk._closed
 
 
 async def test_a_coordinator_that_stood_still_gives_the_grace_once_more(world: World) -> None:
@@ -179,10 +195,10 @@ async def test_a_coordinator_that_stood_still_gives_the_grace_once_more(world: W
     scene.desk._on_disconnect(event())
     scene.now = 120.0
     await scene.desk.once()
-    assert scene.desk._due == {("mini", "one"): 125.0}
+    assert scene.desk._closed == {("mini", "one"): 120.0}
     scene.now = 125.0
     await scene.desk.once()
-    assert not scene.desk._due
+    assert not scene.desk._closed
 
 
 async def test_while_the_ledger_was_away_nobody_could_be_heard(world: World) -> None:
@@ -197,7 +213,7 @@ async def test_while_the_ledger_was_away_nobody_could_be_heard(world: World) -> 
         scene.desk.ledger = Ledger(world.dsn, world.settings.policy(), on_effects=lambda _: None)  # never opened
         with pytest.raises(LedgerDownError):
             await scene.desk.once()
-        assert not scene.desk._due
+        assert not scene.desk._closed
         assert (await world.job(job["id"]))["state"] == "processing"
 
 
