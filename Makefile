@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench fmt clean
+.PHONY: help setup demo test check bench chaos faults fmt clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -32,6 +32,15 @@ check: $(READY) ## ruff, types, import contracts
 
 bench: $(READY) ## print what this machine can do
 	$(BIN)/python -m tests.bench $(ARGS)
+
+chaos: $(READY) ## break everything at random for 3 minutes, then judge (ARGS="--seed 7 --minutes 60")
+	$(BIN)/python -m tests.crash chaos $(ARGS)
+
+faults: $(READY) ## measure takeovers, inject 2,000 faults (half an hour), write docs/faults.md
+	mkdir -p .faults
+	$(BIN)/python -m tests.crash measure --results .faults/measure.json
+	$(BIN)/python -m tests.crash chaos --faults 2000 --results .faults/chaos.json $(ARGS)
+	$(BIN)/python -m tests.crash report --write .faults/measure.json .faults/chaos.json
 
 fmt: $(READY) ## format and mend what ruff can
 	$(BIN)/ruff check --fix .

@@ -34,6 +34,17 @@ def configure(*, json: bool, level: str = "info", stream: TextIO | None = None) 
         logger_factory=structlog.PrintLoggerFactory(out),
         cache_logger_on_first_use=True,
     )
+    asyncio_log = logging.getLogger("asyncio")
+    asyncio_log.handlers, asyncio_log.propagate = [_OneLine()], False
+
+
+class _OneLine(logging.Handler):
+    """Asyncio's own complaints (a task whose failure nobody heard: asyncpg leaves such) in our form, a line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log it."""
+        error = repr(record.exc_info[1]) if record.exc_info else None
+        structlog.get_logger().warning("asyncio complains", said=record.getMessage()[:500], error=error)
 
 
 def _dumps(event: object, **_: object) -> str:
