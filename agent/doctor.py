@@ -6,6 +6,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.executors.base import Backed, Executor
+from agent.executors.http import NOT_YET
 from agent.executors.registry import Registry, load_executors
 from agent.host import Clock
 from agent.service import open_bus, tls_context
@@ -20,6 +22,7 @@ _CONNECT_S = 4.0
 _ANSWER_S = 5.0
 _LEAST_FREE_BYTES = 1024**3
 _SETTLE_S = 2.0
+_PROBE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +78,30 @@ async def _executors(settings: AgentSettings) -> list[Finding]:
     try:
         plugins = load_executors(settings.executors)
         async with Registry(plugins, Clock().now) as registry:
-            capabilities = registry.capabilities()
-            for _ in range(round(_SETTLE_S / 0.1)):  # a plugin may still be looking for its backend
-                if {capability.executor for capability in capabilities} >= set(settings.executors):
+            for number in range(round(_PROBE_S / 0.1)):  # a plugin may still be looking for its backend
+                able = {capability.executor for capability in registry.capabilities()}
+                if able >= set(settings.executors) or (number * 0.1 > _SETTLE_S and not _looking(plugins)):
                     break
                 await asyncio.sleep(0.1)
-                capabilities = registry.capabilities()
+            return [_executor(plugin, registry.capabilities()) for plugin in plugins]
     except ConfigurationError as error:
         return [Finding("executors", False, str(error), "mend [executors] in the settings")]
-    return [_executor(name, capabilities) for name in settings.executors]
 
 
-def _executor(name: str, capabilities: list[Capability]) -> Finding:
-    able = [f"{c.kind} ({', '.join(c.models[:5])})" for c in capabilities if c.executor == name]
-    todo = "start its backend, and check its address or program in the settings"
-    return Finding(f"executor {name}", bool(able), ", ".join(able) or "can do nothing now", todo)
+def _looking(plugins: list[Executor]) -> bool:
+    """Whether a backend has not answered yet, or loads a model for its first tiny generation."""
+    return any(isinstance(plugin, Backed) and plugin.status()["reason"] == NOT_YET for plugin in plugins)
+
+
+def _executor(plugin: Executor, capabilities: list[Capability]) -> Finding:
+    able = [f"{c.kind} ({', '.join(c.models[:5])})" for c in capabilities if c.executor == plugin.name]
+    said, todo = ", ".join(able) or "can do nothing now", "start its backend, and check its address or program"
+    if isinstance(plugin, Backed):
+        status = plugin.status()
+        facts = {"version": status["version"], "loaded": ", ".join(status["warm"]), "probe_s": status["probe_took_s"]}
+        said = "; ".join([said, *(f"{name} {fact}" for name, fact in facts.items() if fact)])
+        todo = f"{status['url']}: {status['reason'] or 'it has no model that fits the settings: install one'}"
+    return Finding(f"executor {plugin.name}", bool(able), said, todo)
 
 
 async def _server(settings: AgentSettings) -> list[Finding]:

@@ -76,6 +76,7 @@ class PresenceRounds:
             rank=self._settings.rank,
             state=self._gate.state,
             capabilities=capabilities,
+            warm=self._registry.warm(),
             busy=self._leases.busy(),
             facts=host.facts(self._data) | {"not_pulling": self._gate.why_not(once_answered=True)},
         )

@@ -18,15 +18,17 @@ from uuid import UUID
 import structlog
 
 from agent.claims import Claims
-from agent.executors.base import BackendDown, ExecutorError, RunnableJob
+from agent.executors.base import BackendDown, Executor, ExecutorError, RunnableJob
 from agent.executors.registry import Registry
 from agent.gate import Gate
+from agent.journal import Adopting, Claimed, Journal
 from agent.leases import Attempt, Leases, StopKind, first_of
 from agent.made import Made, checked_files, crashed, failed, parcel_of, released
 from agent.reporter import Answer, Reporter
 from agent.slots import Slot
 from agent.spool import Entry, Spool
 from agent.workspace import Workspaces
+from shared.failpoints import Failpoint, reach
 from shared.states import DenyReason, ErrorClass, LostReason, ReportOutcome, Verdict
 from shared.wire import Granted
 
@@ -70,28 +72,64 @@ class Runner:
     spool: Spool
     reporter: Reporter
     gate: Gate
+    journal: Journal
 
     async def run(self, job_id: UUID, delivery: str, *, give_up_at: float, slot: Slot) -> RunEnd:
         """Take a delivery from its claim to its verdict, giving the slot back as soon as the generator is idle."""
         try:
+            if await self._holds(job_id):
+                return RunEnd(job_id, How.DENIED, reason=DenyReason.LEASED)
             answer = await self.claims.claim(job_id, delivery, give_up_at=give_up_at)
             if answer is None:
                 return RunEnd(job_id, How.UNANSWERED)
             if isinstance(answer, DenyReason):
                 return RunEnd(job_id, How.DENIED, reason=answer)
             attempt, granted = answer
-            try:
-                entry = await self._generate(attempt, granted)
-                slot.release()
-                if entry is None:
-                    return RunEnd(job_id, How.LOST, attempt.epoch, reason=attempt.lost.result())
-                return _end(attempt, await self.reporter.deliver(attempt, entry))
-            finally:
-                self.leases.close(attempt)
+            reach(Failpoint.GRANTED)
+            return await self._carry_out(attempt, granted, slot)
         finally:
             slot.release()
 
-    async def _generate(self, attempt: Attempt, granted: Granted) -> Entry | None:
+    async def resume(self, attempt: Attempt, claimed: Claimed, slot: Slot) -> RunEnd:
+        """Take up what an earlier process of this worker began, if the lease is still ours."""
+        try:
+            await self.leases.ask(attempt)
+            executor = self.registry.named(claimed.executor)
+            if not attempt.lost.done() and executor is not None:
+                return await self._carry_out(attempt, claimed.granted, slot, executor)
+            if isinstance(executor, Adopting):
+                await executor.abandon(str(attempt.job_id), attempt.epoch)
+            reason = attempt.lost.result() if attempt.lost.done() else f"{claimed.executor} is no longer configured"
+            return RunEnd(attempt.job_id, How.LOST, attempt.epoch, reason=reason)
+        finally:
+            slot.release()
+            self.leases.close(attempt)
+            await self.journal.forget(str(attempt.job_id), attempt.epoch)
+
+    async def _carry_out(
+        self, attempt: Attempt, granted: Granted, slot: Slot, executor: Executor | None = None
+    ) -> RunEnd:
+        """Generate and deliver; `executor`: the one that has begun with it."""
+        try:
+            entry = await self._generate(attempt, granted, executor)
+            slot.release()
+            if entry is None:
+                return RunEnd(attempt.job_id, How.LOST, attempt.epoch, reason=attempt.lost.result())
+            return _end(attempt, await self.reporter.deliver(attempt, entry))
+        finally:
+            self.leases.close(attempt)
+
+    async def _holds(self, job_id: UUID) -> bool:
+        """Say whether a job that is offered is still ours: asking resumes a lease that lapsed while we were away.
+
+        Claiming it would throw away what we have of it, to make the same again.
+        """
+        ours = [attempt for attempt in self.leases if attempt.job_id == job_id and not attempt.lost.done()]
+        for attempt in ours:
+            await self.leases.ask(attempt)
+        return any(not attempt.lost.done() for attempt in ours)
+
+    async def _generate(self, attempt: Attempt, granted: Granted, executor: Executor | None) -> Entry | None:
         """Use the generator and spool what came of it; None when the lease was lost meanwhile."""
         name = f"{attempt.job_id}.{attempt.epoch}"
         opened: list[Path] = []
@@ -112,18 +150,21 @@ class Runner:
             open_workspace=open_workspace,
         )
         try:
-            made = await self._use_generator(attempt, job)
+            made = await self._use_generator(attempt, job, executor)
             return None if made is None else await self._store(attempt, made)
         finally:
+            await self.journal.forget(job.id, job.epoch)
             if opened:
                 await asyncio.to_thread(self.workspaces.remove, name)
 
-    async def _use_generator(self, attempt: Attempt, job: RunnableJob) -> Made | None:
+    async def _use_generator(self, attempt: Attempt, job: RunnableJob, executor: Executor | None) -> Made | None:
         """Run the executor until it is done or stopped, and until it is really idle; None: the lease is lost."""
         told = self.gate.told()
-        if told is not None:  # the pull was open when the order came
+        if told is not None:  # the pull was open when the order came, or the process is a new one
+            if isinstance(executor, Adopting):
+                await executor.abandon(job.id, job.epoch)
             return released(told, "this agent takes no work now")
-        work = asyncio.create_task(self._execute(attempt, job), name=f"execute:{job.id}.{job.epoch}")
+        work = asyncio.create_task(self._execute(attempt, job, executor), name=f"execute:{job.id}.{job.epoch}")
         try:
             await first_of(work, attempt.stopped)
         finally:
@@ -139,26 +180,27 @@ class Runner:
             return failed("timeout", f"stopped after {attempt.elapsed_s():.0f} s: {stop.reason}", ErrorClass.TRANSIENT)
         return released("drain", stop.reason)
 
-    async def _execute(self, attempt: Attempt, job: RunnableJob) -> Made:
+    async def _execute(self, attempt: Attempt, job: RunnableJob, executor: Executor | None) -> Made:
         """Be the executor's boundary: whatever it raises becomes a value here."""
         try:
-            return await self._call_executor(attempt, job)
+            return await self._call_executor(attempt, job, executor)
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
             if isinstance(error, OSError) and error.errno in _DISK_FULL:
                 return self._disk_full(error)
             _log.exception("executor crashed", job_id=job.id, epoch=job.epoch)
             return crashed(f"{type(error).__name__}: {error}", traceback.format_exc()[-_TRACEBACK_MOST:])
 
-    async def _call_executor(self, attempt: Attempt, job: RunnableJob) -> Made:
-        executor = self.registry.find(job.kind, job.model)
+    async def _call_executor(self, attempt: Attempt, job: RunnableJob, begun: Executor | None) -> Made:
+        executor = begun or self.registry.find(job.kind, job.model)
         if executor is None:
             return failed("no_executor", f"nothing here runs {job.kind} with {job.model}", ErrorClass.ELSEWHERE)
-        if not self.registry.is_up(executor):  # the pull was open when it went down
+        if begun is None and not self.registry.is_up(executor):  # the pull was open when it went down
             return released("backend_down", f"{executor.name} is left alone for a while")
+        await self.journal.keep(attempt, job, executor)
         try:
-            return Made(ReportOutcome.COMPLETED, await executor.run(job, attempt))
+            return Made(ReportOutcome.COMPLETED, await self.registry.run(executor, job, attempt))
         except BackendDown as error:
-            self.registry.hold_back(executor)
+            self.registry.hold_back(executor, error.message)
             self.gate.changed()
             return released(error.code, error.message, error.detail)
         except ExecutorError as error:
@@ -172,6 +214,7 @@ class Runner:
     async def _store(self, attempt: Attempt, made: Made) -> Entry | None:
         """Spool it. A disk that refuses makes it a release; one that refuses even that, a release sent unspooled."""
         self.leases.deliver(attempt)
+        reach(Failpoint.GENERATED)
         workspace = self.workspaces.path(f"{attempt.job_id}.{attempt.epoch}")
         try:
             files, sources = await checked_files(made.product.files, workspace)
@@ -182,6 +225,7 @@ class Runner:
         except OSError as error:
             _log.error("spool refused a result", job_id=str(attempt.job_id), epoch=attempt.epoch, error=str(error))
             entry = await self._store_release(attempt, self._disk_full(error))
+        reach(Failpoint.ENTRY_IN_PLACE)
         if attempt.lost.done():
             self.spool.discard(entry)
             return None

@@ -19,17 +19,19 @@ from agent.claims import Claims
 from agent.control import Control
 from agent.drain import Drain
 from agent.executors.base import Executor
+from agent.executors.memory import Gpu
 from agent.executors.registry import Registry, load_executors
 from agent.gate import Gate
 from agent.heartbeat import Heartbeats
 from agent.host import WATCH_S, Clock, SleepWatch
-from agent.leases import Attempt, Leases
+from agent.journal import Claimed, Journal
+from agent.leases import Attempt, Leases, first_of
 from agent.presence import PresenceRounds
 from agent.puller import Lanes, Puller
 from agent.reporter import Reporter
 from agent.runner import RunEnd, Runner
 from agent.settings import AgentSettings
-from agent.slots import Slots
+from agent.slots import Slot, Slots
 from agent.spool import Entry, Parcel, Spool
 from agent.uploads import Uploads
 from agent.watchdog import Watchdog
@@ -69,13 +71,13 @@ async def run_agent(
     plugins = load_executors(settings.executors) if executors is None else executors
     seed, tls = settings.read_seed(), tls_context(settings)
     with data_folder(Path(settings.data), instance) as root:
-        workspaces, spool = Workspaces(root / "work"), Spool(root / "spool")
+        workspaces, spool, journal = Workspaces(root / "work"), Spool(root / "spool"), Journal(root / "journal")
         left = workspaces.clear()
-        spooled = spool.load()
+        spooled, begun = spool.load(), journal.load()
         _log.info("agent starts", worker=settings.worker, instance=instance, spooled=len(spooled), removed=left)
         async with (
             Watchdog(settings.hang_s) as watchdog,
-            Registry(plugins, clock.now) as registry,
+            Registry(plugins, clock.now, gpu=Gpu(plugins, jobs=settings.gpu_jobs)) as registry,
             Uploads(connect_s=settings.upload_connect_s, stall_s=settings.upload_stall_s, tls=tls) as uploads,
             contextlib.aclosing(spool),
             open_bus(settings, instance, seed, tls) as bus,
@@ -88,11 +90,13 @@ async def run_agent(
                 registry=registry,
                 workspaces=workspaces,
                 spool=spool,
+                journal=journal,
                 uploads=uploads,
                 watchdog=watchdog,
                 on_end=on_end,
             )
-            await _Agent(parts).run(spooled, stop=stop, hurry=hurry or asyncio.Event(), ready=ready or asyncio.Event())
+            hurry, ready = hurry or asyncio.Event(), ready or asyncio.Event()
+            await _Agent(parts).run(spooled, begun, stop=stop, hurry=hurry, ready=ready)
     _log.info("agent ends", worker=settings.worker)
 
 
@@ -133,6 +137,7 @@ class _Parts:
     registry: Registry
     workspaces: Workspaces
     spool: Spool
+    journal: Journal
     uploads: Uploads
     watchdog: Watchdog
     on_end: Callable[[RunEnd], None] | None
@@ -159,14 +164,24 @@ class _Agent:
             now=now,
             timeout_s=settings.claim_timeout_s,
         )
-        runner = Runner(claims, self._leases, registry, parts.workspaces, parts.spool, self._reporter, self._gate)
-        self._slots, self._lanes = Slots(settings.slots), Lanes()
+        self._runner = Runner(
+            claims,
+            self._leases,
+            registry,
+            parts.workspaces,
+            parts.spool,
+            self._reporter,
+            self._gate,
+            parts.journal,
+        )
+        self._slots = Slots(settings.slots)
+        self._lanes = Lanes(can_begin=lambda offer: registry.can_begin(offer.kind, offer.slug))
         self._puller = Puller(
             bus=bus,
             gate=self._gate,
             slots=self._slots,
             lanes=self._lanes,
-            runner=runner,
+            runner=self._runner,
             rank=settings.rank,
             linger_s=settings.linger_s,
             linger_many_s=settings.linger_many_s,
@@ -182,16 +197,23 @@ class _Agent:
         self._heartbeats = Loop("heartbeats", heartbeats.once, settings.heartbeat_tick_s)
         self._sleep = SleepWatch(parts.clock, settings.wake_grace_s, [self._time_passed])
         self._drain = Drain(self._gate, self._leases, settings.drain_limit_s)
-        self._control = Control(self._leases, self._reporter, self._gate)
+        self._control = Control(self._leases, self._reporter, self._gate, parts.instance)
         self._gate.checks += [
             lambda: self._rounds.refused,
             lambda: "just_woken" if self._sleep.in_grace else None,
             lambda: "spool_full" if self._leases.delivering >= settings.most_spooled else None,
         ]
+        registry.on_change.append(self._gate.changed)
         self._gate.on_change += [self._drain.gate_changed, self._announce_change]
 
     async def run(
-        self, spooled: Sequence[Entry], *, stop: asyncio.Event, hurry: asyncio.Event, ready: asyncio.Event
+        self,
+        spooled: Sequence[Entry],
+        begun: Sequence[Claimed],
+        *,
+        stop: asyncio.Event,
+        hurry: asyncio.Event,
+        ready: asyncio.Event,
     ) -> None:
         """Work until told to stop, then drain."""
         self._ready = ready
@@ -204,6 +226,10 @@ class _Agent:
             ]
             for attempt, entry in [(self._adopt(entry.parcel), entry) for entry in spooled]:
                 loops.append(tasks.create_task(self._adopted(attempt, entry), name=f"adopted:{entry.parcel.name}"))
+            loops += [
+                tasks.create_task(self._taken_up(attempt, claimed, slot), name=f"resume:{claimed.name}")
+                for attempt, claimed, slot in self._hold(begun)
+            ]
             await self._bus.subscribe(subjects.control(self._settings.worker), self._control.take)
             self._connection(self._bus.connected)
             loops.append(tasks.create_task(self._presence.run(), name="presence"))
@@ -264,6 +290,34 @@ class _Agent:
         finally:
             self._leases.close(attempt)
         _log.info("adopted result delivered", job=entry.parcel.name, verdict=answer.verdict, lost=answer.lost)
+
+    def _hold(self, begun: Sequence[Claimed]) -> list[tuple[Attempt, Claimed, Slot]]:
+        """Hold what an earlier process had begun, so that the first presence lists it."""
+        held = []
+        for claimed in begun:
+            granted = claimed.granted
+            spooled = self._leases.find(granted.job.id, granted.epoch) is not None
+            if spooled or not self._slots.free:
+                self._chore(self._parts.journal.forget(str(granted.job.id), granted.epoch))
+                continue
+            age_s = granted.deadline_s - self._parts.journal.left_s(claimed)
+            attempt = self._leases.open(granted, claimed.delivery, self._parts.clock.now() - age_s)
+            held.append((attempt, claimed, self._slots.take()))
+        return held
+
+    async def _taken_up(self, attempt: Attempt, claimed: Claimed, slot: Slot) -> None:
+        """Go on with an attempt of an earlier process once the coordinator knows that it is this one's."""
+        ready = asyncio.create_task(self._ready.wait(), name="wait ready")
+        try:
+            await first_of(ready, attempt.stopped)
+        finally:
+            ready.cancel()
+        if not self._ready.is_set():  # told to end before that: it stays for the next process
+            self._leases.close(attempt)
+            slot.release()
+            return
+        _log.info("taking up an attempt", job_id=str(attempt.job_id), epoch=attempt.epoch, tries=claimed.tries)
+        self._ended(await self._runner.resume(attempt, claimed, slot))
 
     def _adopt(self, parcel: Parcel) -> Attempt:
         return self._leases.adopt(

@@ -49,6 +49,8 @@ class AgentSettings(BaseSettings):
     """Folder for the spool and workspaces; one process at a time."""
     slots: int = Field(default=1, ge=1, le=1024)
     """How many jobs may generate at once."""
+    gpu_jobs: int = Field(default=1, ge=1, le=64)
+    """How many of them may use the GPU at once (text and image models share a Mac's memory)."""
     rank: int = Field(default=0, ge=0, le=9)
     """Agents of rank 0 are served first; a higher rank gets what they leave."""
     executors: dict[str, dict[str, Any]] = {}

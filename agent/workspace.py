@@ -2,6 +2,7 @@
 
 data/agent.lock   held by the process that uses the folder (flock: it ends with the process, however that ends)
 data/spool/       results that wait for their verdict (`spool`)
+data/journal/     attempts that the next process could take up (`journal`)
 data/work/        <job>.<epoch>/, gone after the job; what a dead process left is removed at the next start
 """
 

@@ -103,6 +103,7 @@ class ImageSpec(_Strict):
     upscale: Literal[1, 2, 4] = 1
     workflow: dict[str, Any] | None = None
     inputs: dict[str, Any] | None = None
+    keep_metadata: bool | None = None  # ComfyUI writes the whole graph and prompt into a file; kept only if true
     simulate: "Simulate | None" = None
 
     @model_validator(mode="after")

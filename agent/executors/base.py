@@ -9,8 +9,9 @@ job when `run` has ended.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
+from agent.host import Clock
 from shared.states import ErrorClass
 from shared.wire import Capability
 
@@ -124,3 +125,51 @@ class Executor(Protocol):
 
     async def run(self, job: RunnableJob, progress: Progress) -> Product:
         """Do the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What an executor with a backend may know of the agent around it; the defaults serve one that stands alone."""
+
+    now: Callable[[], float] = field(default_factory=lambda: Clock().now)  # seconds; runs on while the machine sleeps
+    changed: Callable[[], None] = lambda: None  # to be called when `capabilities` or `warm` answer something new
+    gpu_free: Callable[[], bool] = lambda: True  # no job uses the GPU right now: a probe may
+
+
+@runtime_checkable
+class Backed(Protocol):
+    """What an executor has besides `Executor` if it leans on a server of its own. `http.HttpExecutor` is one."""
+
+    gpu: bool
+    """Whether its jobs use this machine's GPU and memory: only so many of those run at once (memory.py)."""
+
+    def attach(self, surroundings: Surroundings) -> None:
+        """Take what the agent offers; called once, before `start`."""
+
+    def known(self) -> list[Capability]:
+        """Return what it could run when its backend was last seen, down or not."""
+
+    @property
+    def up(self) -> bool:
+        """Whether its backend generates, as far as is known."""
+
+    def warm(self) -> list[str]:
+        """Return the models that its backend holds in memory, as its capabilities call them."""
+
+    def hold_back(self, reason: str) -> None:
+        """Believe that its backend is down until a probe succeeds."""
+
+    def need_bytes(self, job: RunnableJob) -> int | None:
+        """Return how much memory the job's model will take; 0: it is loaded; None: that is not known."""
+
+    async def stand_aside(self) -> None:
+        """Stop a probe that runs: a job, its own or another's, needs the GPU."""
+
+    async def unload(self) -> None:
+        """Let the backend give back the memory of its models; called only while none of its jobs runs."""
+
+    def status(self) -> dict[str, Any]:
+        """Return what a person wants to know of the backend, as JSON.
+
+        `up`, `reason` (empty while it is up), `url`, `version`, `models`, `warm`, `probe_took_s`.
+        """

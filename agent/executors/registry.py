@@ -1,6 +1,6 @@
-"""Which executor does a job: loads the configured plugins, and holds back one whose backend is down.
+"""Which executor does a job: loads the configured plugins, holds back one whose backend is down, shares the GPU.
 
-Called by presence (what can I run?) and the runner (who runs this?).
+Called by presence (what can I run?), the puller (what could begin at once?) and the runner (who runs this?).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,9 @@ from typing import Any, Self
 import structlog
 from pydantic import ValidationError
 
-from agent.executors.base import Executor
+from agent.executors.base import Backed, Executor, ExecutorError, Product, Progress, RunnableJob, Surroundings
+from agent.executors.memory import Gpu
+from agent.executors.verdicts import OUT_OF_MEMORY
 from shared import subjects
 from shared.errors import ConfigurationError
 from shared.wire import Capability, faults_of
@@ -45,19 +47,37 @@ def load_executors(tables: Mapping[str, Mapping[str, Any]]) -> list[Executor]:
 class Registry:
     """The executors of this process. `async with` starts and ends them."""
 
-    def __init__(self, executors: Sequence[Executor], now: Callable[[], float], *, retry_s: float = 10.0) -> None:
-        """`now` is the clock; an executor whose backend was found down is left alone for `retry_s`."""
+    def __init__(
+        self,
+        executors: Sequence[Executor],
+        now: Callable[[], float],
+        *,
+        retry_s: float = 10.0,
+        gpu: Gpu | None = None,
+    ) -> None:
+        """`now` is the clock that runs on in sleep.
+
+        An executor that has no probe is left alone for `retry_s` when its backend was found down.
+        """
         self._executors = executors
         self._now = now
         self._retry_s = retry_s
+        self._gpu = gpu or Gpu(executors)
         self._down_until: dict[str, float] = {}
         self._stack = AsyncExitStack()
+        self.on_change: list[Callable[[], None]] = []
+        """Who hears that another thing can be run now, or that a model was loaded."""
 
     async def __aenter__(self) -> Self:
         """Start every executor."""
-        for executor in self._executors:
-            await executor.start()
-            self._stack.push_async_callback(executor.aclose)
+        surroundings = Surroundings(now=self._now, changed=self._changed, gpu_free=lambda: self._gpu.idle)
+        async with AsyncExitStack() as stack:
+            for executor in self._executors:
+                if isinstance(executor, Backed):
+                    executor.attach(surroundings)
+                stack.push_async_callback(executor.aclose)
+                await executor.start()
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -73,36 +93,76 @@ class Registry:
         return any(executor.capabilities() for executor in self._up())
 
     def find(self, kind: str, model: str | None) -> Executor | None:
-        """Return who runs such a job: one that names the model before one that takes any; None if nobody does."""
+        """Return who runs such a job: one that is up, and names the model before one that takes any; or None."""
         wanted = subjects.slug(model) if model else None
         fallback: Executor | None = None
-        for executor in self._executors:
-            for capability in executor.capabilities():
+        for executor in sorted(self._executors, key=self.is_up, reverse=True):
+            for capability in _known(executor):
                 if capability.kind != kind:
                     continue
                 if wanted is not None and wanted in {subjects.slug(name) for name in capability.models}:
                     return executor
-                if "*" in capability.models and fallback is None:
+                if (wanted is None or "*" in capability.models) and fallback is None:
                     fallback = executor
         return fallback
 
+    def named(self, name: str) -> Executor | None:
+        """Return the executor of that name, up or not."""
+        return next((executor for executor in self._executors if executor.name == name), None)
+
     def serves(self, kind: str, slug: str) -> bool:
         """Whether a lane can be worked on right now."""
-        for capability in self.capabilities():
-            if capability.kind != kind:
-                continue
-            if "*" in capability.models or slug in {subjects.slug(name) for name in capability.models}:
-                return True
-        return False
+        return any(_fits(capability, kind, slug) for capability in self.capabilities())
 
-    def hold_back(self, executor: Executor) -> None:
-        """Leave an executor alone for a while: its backend did not answer."""
+    def can_begin(self, kind: str, slug: str) -> bool:
+        """Whether a job of a lane would begin at once, and not wait for the GPU."""
+        ready = (executor for executor in self._up() if self._gpu.free or not _uses_gpu(executor))
+        return any(_fits(capability, kind, slug) for executor in ready for capability in executor.capabilities())
+
+    def warm(self) -> list[str]:
+        """Return the models that are in memory."""
+        return sorted({model for executor in self._up() if isinstance(executor, Backed) for model in executor.warm()})
+
+    async def run(self, executor: Executor, job: RunnableJob, progress: Progress) -> Product:
+        """Run a job, when the GPU is free if it needs that; what its executor raises is left to the caller."""
+        async with self._gpu.turn(executor, job, progress):
+            try:
+                return await executor.run(job, progress)
+            except ExecutorError as error:
+                if error.code == OUT_OF_MEMORY:
+                    await self._gpu.free_memory(f"{executor.name} ran out of memory", ended=executor)
+                raise
+
+    def hold_back(self, executor: Executor, reason: str = "") -> None:
+        """Leave an executor alone: its backend did not answer. One that probes comes back by itself."""
+        if isinstance(executor, Backed):
+            executor.hold_back(reason)
+            return
         _log.warning("backend down", executor=executor.name, retry_in_s=self._retry_s)
         self._down_until[executor.name] = self._now() + self._retry_s
 
     def is_up(self, executor: Executor) -> bool:
         """Whether it is not held back."""
+        if isinstance(executor, Backed):
+            return executor.up
         return self._down_until.get(executor.name, float("-inf")) <= self._now()
 
     def _up(self) -> list[Executor]:
         return [executor for executor in self._executors if self.is_up(executor)]
+
+    def _changed(self) -> None:
+        for callback in self.on_change:
+            callback()
+
+
+def _known(executor: Executor) -> list[Capability]:
+    return executor.known() if isinstance(executor, Backed) else executor.capabilities()
+
+
+def _uses_gpu(executor: Executor) -> bool:
+    return isinstance(executor, Backed) and executor.gpu
+
+
+def _fits(capability: Capability, kind: str, slug: str) -> bool:
+    slugs = {subjects.ANY, *(subjects.slug(model) for model in capability.models)}
+    return capability.kind == kind and ("*" in capability.models or slug in slugs)

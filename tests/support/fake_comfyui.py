@@ -54,6 +54,7 @@ class FakeComfyUI(Worker):
         self.unreadable: set[str] = set()  # ids for which the history answers 500
         self.deaf = False  # interrupts change nothing
         self.calls: list[tuple[str, Any]] = []  # (path, body) of what changes something
+        self.unwell = False  # /system_stats answers 500
         self.looks = 0  # how often /system_stats was asked
         self.port = 0
         self.answer.set()
@@ -300,6 +301,8 @@ class FakeComfyUI(Worker):
 
     async def _stats(self, _: web.Request) -> web.Response:
         self.looks += 1
+        if self.unwell:
+            return web.Response(status=500, text=TROUBLE)
         if self.version is None:
             return web.json_response({"hello": "this is another server"})
         device = {"name": "mps", "type": "mps", "index": None, "vram_total": 25276059648, "vram_free": 21452537856}

@@ -23,6 +23,7 @@ class FakeOpenAI(FakeServer):
         self.loading = False
         self.slots: int | None = None  # how many others' requests are busy besides; None: as things are
         self.api_key: str | None = None
+        self.context: int | None = 16384  # what it was started with
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -52,7 +53,8 @@ class FakeOpenAI(FakeServer):
         return self.json(body)
 
     def listing(self) -> dict[str, Any]:
-        entries = [{"id": model, "object": "model", "owned_by": "llamacpp"} for model in self.models]
+        meta = {"meta": {"n_ctx": self.context}} if self.context else {}
+        entries = [{"id": model, "object": "model", "owned_by": "llamacpp", **meta} for model in self.models]
         return {"object": "list", "data": entries}
 
     def _slots(self) -> list[dict[str, Any]]:
@@ -112,6 +114,7 @@ class FakeMlx(FakeOpenAI):
     def __init__(self) -> None:
         super().__init__()
         self.models = ["mlx-community/gemma-3-270m-bf16"]
+        self.context = None
         self.dead = False  # its generation thread has died
         self.empty_listing = False
 

@@ -1,0 +1,295 @@
+"""The executor for OpenAI-compatible servers: llama.cpp's, mlx_lm's, LM Studio, and others; streamed as SSE.
+
+They differ where it hurts (facts/executors.md B.3, each seen in recorded traffic): llama.cpp answers any model's name
+with the one that it has, and gives a waiting request no byte until a slot is free; mlx_lm drops its model when it
+hears a name that it doesn't know, says 404 to anything, and its killed stream ends like a good one, but for `[DONE]`;
+pings may go on while nothing is generated any more. So: never a name that the server did not list, always a stream,
+and no text without its `finish_reason` and `[DONE]`.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, Self
+
+import aiohttp
+import orjson
+from pydantic import Field
+
+from agent.executors.base import BackendDown, Elsewhere, Permanent, RunnableJob
+from agent.executors.http import Found
+from agent.executors.text import TextExecutor
+from agent.executors.text_answer import Answer, Telling
+from agent.executors.text_order import Order, TextSettings
+from agent.executors.transport import CutOff, Refused, error_text, lines, words_of
+
+LLAMA_CPP, MLX = "llama.cpp", "mlx"
+DEFAULT_MODEL = "default_model"
+_DONE = b"[DONE]"
+_OK, _NOT_FOUND, _UNAVAILABLE = 200, 404, 503
+_RESERVED = {"model", "messages", "prompt", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens"}
+_LOADING_LOOK_S = 1.0
+_SETTLE_LOOK_S = 0.1
+
+
+class OpenAISettings(TextSettings):
+    """`[executors.openai]`."""
+
+    url: str = Field(default="http://127.0.0.1:8080", pattern=r"^https?://[^\s]+$")
+    """Where the server listens, without `/v1`."""
+    api: Literal["chat", "completions"] = "chat"
+    """Which of its interfaces is used: `completions` for base models, which know no chat."""
+    server: Literal["auto", "llama.cpp", "mlx", "lmstudio", "other"] = "auto"
+    """Which server it is; `auto` knows llama.cpp and mlx_lm by their headers."""
+    queue_look_s: float = Field(default=5, gt=0)
+    """How often llama.cpp is asked whether a job still waits for one of its slots."""
+    settle_s: float = Field(default=5, ge=0)
+    """How long llama.cpp may take to become idle after a job was stopped."""
+
+
+class OpenAIExecutor(TextExecutor):
+    """Implements `base.Executor` and `base.Backed`."""
+
+    name: ClassVar[str] = "openai"
+
+    def __init__(self, settings: OpenAISettings) -> None:
+        """Nothing is opened."""
+        super().__init__(settings)
+        self._own = settings
+        self._contexts: dict[str, int] = {}  # by the server's name of a model: the context that it was started with
+        self.server = "" if settings.server in {"auto", "other"} else settings.server
+
+    @classmethod
+    def from_settings(cls, table: Mapping[str, Any]) -> Self:
+        """Make it from `[executors.openai]`."""
+        return cls(OpenAISettings.model_validate(dict(table)))
+
+    async def look(self) -> Found:
+        """Ask for health and models."""
+        await self._healthy()
+        answer = await self.transport.ask("GET", "/v1/models")
+        if answer.status != _OK:
+            raise BackendDown(
+                "no_answer", f"GET /v1/models: {answer.status} {error_text(answer.body.decode(errors='replace'))}"
+            )
+        if self._own.server == "auto":
+            self.server = _server_of(answer.headers)
+        listed = self._listed(answer.json() if answer.body.strip() else {})
+        names = self._own.names(listed)
+        if isinstance(self._own.models, list):
+            names = {_short(name): there for name, there in names.items()}
+        capabilities = self.offers(names)
+        warm = list(self.offered) if self.server == LLAMA_CPP else []
+        return Found(capabilities=capabilities, warm=warm, version=self.server)
+
+    def _listed(self, found: Any) -> list[str]:
+        """Return the models that may be named to the server."""
+        entries = found.get("data") if isinstance(found, dict) else None
+        known = {str(entry["id"]): entry for entry in entries or [] if isinstance(entry, dict) and "id" in entry}
+        meta = {name: entry["meta"] for name, entry in known.items() if isinstance(entry.get("meta"), dict)}
+        self._contexts = {name: said["n_ctx"] for name, said in meta.items() if isinstance(said.get("n_ctx"), int)}
+        listed = list(known)
+        if self.server != MLX:
+            return listed
+        # mlx_lm lists whatever lies in its cache, and would load any of it in place of the model that it was started
+        # with; only a model that somebody chose may be named
+        if self._own.models:
+            chosen = self._own.models.values() if isinstance(self._own.models, dict) else self._own.models
+            return [*listed, *(name for name in chosen if name == DEFAULT_MODEL)]
+        return listed if len(listed) == 1 else [DEFAULT_MODEL]
+
+    async def generate(self, order: Order, telling: Telling) -> Answer:
+        """Have it written; while the server says that it loads its model, wait."""
+        while True:
+            try:
+                return await self._generate(order, telling)
+            except Refused as refused:
+                if refused.status != _UNAVAILABLE or "loading model" not in refused.text.lower():
+                    raise
+            telling.waiting("the server loads its model")
+            await asyncio.sleep(_LOADING_LOOK_S)
+
+    def order_of(self, job: RunnableJob) -> Order:
+        """Return what to ask; options that would change what the answer is are refused.
+
+        The context is the server's: no request can set it.
+        """
+        order = super().order_of(job)
+        if wrong := sorted(_RESERVED & order.extra.keys()):
+            raise Permanent("bad_spec", f"options can't set {', '.join(wrong)}")
+        has = self._contexts.get(order.model)
+        if has is None:
+            return order
+        asked = (job.spec.get("options") or {}).get("context")
+        if asked is not None and asked > has:
+            raise Elsewhere("context_too_small", f"a context of {asked} tokens is asked for; the server has {has}")
+        return replace(order, context=has)
+
+    def same_model(self, asked: str, answered: str) -> bool:
+        """Compare; LM Studio numbers its instances, and mlx_lm says what it was told, which proves nothing."""
+        return self.server == MLX or answered == asked or re.fullmatch(re.escape(asked) + r":\d+", answered) is not None
+
+    async def settle(self) -> None:
+        """Wait until llama.cpp has stopped what was dropped; the others don't tell."""
+        if self.server != LLAMA_CPP:
+            return
+        try:
+            async with asyncio.timeout(self._own.settle_s):
+                while await self._busy():  # noqa: ASYNC110 - the server announces nothing
+                    await asyncio.sleep(_SETTLE_LOOK_S)
+        except TimeoutError:
+            self.hold_back(f"still busy {self._own.settle_s:g} s after a job was stopped")
+
+    # ---- on the wire
+
+    async def _healthy(self) -> None:
+        """Raise BackendDown if the server says that it can't generate: llama.cpp loads, mlx_lm's thread died."""
+        answer = await self.transport.ask("GET", "/health")
+        if answer.status == _UNAVAILABLE:
+            said = error_text(answer.body.decode(errors="replace"))
+            dead = "unavailable" in said and "loading" not in said.lower()
+            raise BackendDown("unavailable", f"{said}; restart the server" if dead else said)
+
+    async def _generate(self, order: Order, telling: Telling) -> Answer:
+        answer = Answer()
+        path = "/v1/chat/completions" if self._own.api == "chat" else "/v1/completions"
+        async with self._watching_queue(telling) as began, self.transport.stream(path, self._body(order)) as response:
+            began()
+            async for data in _events(response.content, telling):
+                if data == _DONE:
+                    return answer
+                _take(_parsed(data), answer, telling)
+        answer.finish = None  # without [DONE] it was cut off, whatever it said before
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def _watching_queue(self, telling: Telling) -> AsyncIterator[Any]:
+        """See to it that the first-output clock does not run while llama.cpp has others' requests before this one."""
+        if self.server != LLAMA_CPP:
+            yield lambda: None
+            return
+        watch = asyncio.create_task(self._watch_queue(telling), name="watch queue")
+        try:
+            yield watch.cancel
+        finally:
+            watch.cancel()
+            await asyncio.wait({watch})
+
+    async def _watch_queue(self, telling: Telling) -> None:
+        while True:
+            await asyncio.sleep(self._own.queue_look_s)
+            if await self._busy(everywhere=True):
+                telling.waiting("waiting for a free slot of the server")
+
+    async def _busy(self, *, everywhere: bool = False) -> bool:
+        """Say whether a slot of llama.cpp works, or each does; False if it doesn't tell."""
+        try:
+            answer = await self.transport.ask("GET", "/slots")
+            slots = answer.json() if answer.status == _OK else []
+        except BackendDown:
+            return False
+        working = [bool(slot.get("is_processing")) for slot in slots]
+        return bool(working) and (all(working) if everywhere else any(working))
+
+    def _body(self, order: Order) -> dict[str, Any]:
+        body = order.extra | {
+            "model": order.model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": order.max_tokens,
+            "seed": order.seed,
+        }
+        if order.temperature is not None:
+            body["temperature"] = order.temperature
+        if self.server == LLAMA_CPP:
+            body.setdefault("cache_prompt", False)  # else the text depends on the requests before this one
+        if self._own.api == "chat":
+            return body | {"messages": order.messages} | _response_format(order.format)
+        return body | {"prompt": order.prompt} | self._json_schema(order.format)
+
+    def _json_schema(self, wanted: str | dict[str, Any]) -> dict[str, Any]:
+        """Return what holds llama.cpp's completions to JSON: they ignore `response_format` silently."""
+        if self.server != LLAMA_CPP or wanted == "markdown":
+            return {}
+        return {"json_schema": wanted if isinstance(wanted, dict) else {}}
+
+
+def _server_of(headers: Mapping[str, str]) -> str:
+    said = headers.get("Server", "")
+    if "llama.cpp" in said:
+        return LLAMA_CPP
+    return MLX if said.startswith("BaseHTTP") else ""
+
+
+def _short(name: str) -> str:
+    """Return what to call a model in jobs that the server calls by the path of its file."""
+    return name.rpartition("/")[2].removesuffix(".gguf") if name.startswith("/") else name
+
+
+def _response_format(wanted: str | dict[str, Any]) -> dict[str, Any]:
+    if wanted == "markdown":
+        return {}
+    if isinstance(wanted, dict):
+        schema = {"name": "answer", "strict": True, "schema": wanted}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return {"response_format": {"type": "json_object"}}
+
+
+async def _events(content: aiohttp.StreamReader, telling: Telling) -> AsyncIterator[bytes]:
+    """Return the data of each event: they end at blank lines, not with the chunks that they come in.
+
+    A ping is no output: llama.cpp sends them from a server that is about to end. mlx_lm's tell how far the prompt was
+    read, and count as far as they move on.
+    """
+    data: list[bytes] = []
+    reading = b""
+    async for line in lines(content):
+        if line.startswith(b":"):
+            if b"keepalive" in line and line != reading:
+                reading = line
+                telling.waiting("reading the prompt")
+        elif line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+        elif line.startswith(b"{"):  # LM Studio may answer a stream with a plain error
+            yield line
+        elif not line and data:
+            yield b"\n".join(data)
+            data.clear()
+    if data:
+        yield b"\n".join(data)
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        event = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        event = None
+    if not isinstance(event, dict):
+        msg = "an event that is no JSON object"
+        raise CutOff(msg)
+    return event
+
+
+def _take(event: Mapping[str, Any], answer: Answer, telling: Telling) -> None:
+    """Take one event of the stream; `choices` may be empty, `content` null or absent."""
+    if "error" in event:
+        error = event["error"]
+        status = error.get("code") if isinstance(error, dict) else None
+        raise Refused(status if isinstance(status, int) else None, words_of(error))
+    answer.model = event.get("model") or answer.model
+    for choice in (event.get("choices") or [])[:1]:
+        delta = choice.get("delta") or {}
+        if thought := delta.get("reasoning_content") or delta.get("reasoning"):
+            telling.output(answer, thought, thinking=True)
+        if text := delta.get("content") or choice.get("text"):
+            telling.output(answer, text)
+        answer.finish = choice.get("finish_reason") or answer.finish
+    if used := event.get("usage"):
+        answer.prompt_tokens, answer.tokens = used.get("prompt_tokens"), used.get("completion_tokens")
+    if measured := event.get("timings"):
+        spent = {"prompt_s": "prompt_ms", "generation_s": "predicted_ms"}
+        answer.timings = {name: measured[key] / 1000 for name, key in spent.items() if measured.get(key)}
+    if fingerprint := event.get("system_fingerprint"):
+        answer.facts["system_fingerprint"] = fingerprint

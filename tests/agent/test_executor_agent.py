@@ -1,0 +1,143 @@
+"""Executors with backends inside a running agent: what it announces, takes, releases and reports."""
+
+import asyncio
+
+import pytest
+
+from agent.doctor import examine
+from agent.executors.ollama import OllamaExecutor
+from agent.executors.openai import OpenAIExecutor
+from agent.executors.registry import load_executors
+from agent.runner import How
+from shared.errors import ConfigurationError
+from tests.support.agent_world import agent, settings_for
+from tests.support.fake_ollama import FakeOllama
+from tests.support.fake_openai import FakeOpenAI
+from tests.support.fake_server import Script, running
+from tests.support.servers import eventually
+from tests.support.text_rig import QUICK
+
+
+def ollama_of(server):
+    return OllamaExecutor.from_settings({"url": server.url, **QUICK})
+
+
+async def test_an_article_goes_through_the_agent(servers, far, tmp_path):
+    async with running(FakeOllama()) as server:
+        server.loaded["tiny:latest"] = {}
+        async with agent(settings_for(servers, "mini", tmp_path), ollama_of(server)) as mini:
+            await eventually(lambda: far.presences[-1]["warm"] == ["tiny", "tiny:latest"])
+            (capability,) = far.presences[-1]["capabilities"]
+            assert capability["executor"] == "ollama"
+            assert "llama3.1:8b" in capability["models"]
+            await far.offer(prompt="A harbour", options={"seed": 7})
+            report = await far.report()
+            assert (await mini.end()).how is How.COMPLETED
+        assert report["result"]["text"] == "The harbour wakes at dawn."
+        assert report["model"] == "tiny:latest"
+        assert report["settings"]["seed"] == 7
+        assert report["settings"]["digest"] == "aa11"
+        assert [stage["stage"] for stage in report["stages"]][:2] == ["loading_model", "generating_text"]
+        assert far.uploads == {"article.md": b"The harbour wakes at dawn."}
+
+
+async def test_nothing_is_taken_for_a_backend_that_is_down_and_all_when_it_is_back(servers, far, tmp_path):
+    async with running(FakeOllama()) as server:
+        executor = ollama_of(server)
+        await server.stop()
+        async with agent(settings_for(servers, "mini", tmp_path), executor) as mini:
+            await eventually(lambda: far.presences[-1]["state"] == "unhealthy")
+            assert far.presences[-1]["capabilities"] == []
+            await far.offer()
+            rounds = len(far.presences)
+            await eventually(lambda: len(far.presences) > rounds + 2)
+            assert far.claims == []
+            await server.start()
+            assert (await far.report())["outcome"] == "completed"
+            assert (await mini.end()).how is How.COMPLETED
+            await server.stop()
+            await eventually(lambda: far.presences[-1]["state"] == "unhealthy")
+
+
+async def test_a_job_whose_backend_dies_is_released_uncharged(servers, far, tmp_path):
+    async with (
+        running(FakeOllama()) as server,
+        agent(settings_for(servers, "mini", tmp_path), ollama_of(server)) as mini,
+    ):
+        server.scripts.append(Script(hang_after=1))
+        await far.offer()
+        await eventually(lambda: server.words_sent)
+        await server.stop()
+        report = await far.report()
+        assert report["outcome"] == "released"
+        assert report["error"]["code"] == "cut_off"
+        assert (await mini.end()).how is How.RELEASED
+        await server.start()
+
+
+async def test_a_lease_that_is_lost_drops_the_stream_and_frees_the_slot(servers, far, tmp_path):
+    async with running(FakeOpenAI()) as server:
+        executor = OpenAIExecutor.from_settings({"url": server.url, **QUICK})
+        async with agent(settings_for(servers, "mini", tmp_path), executor) as mini:
+            server.scripts.append(Script(hang_after=2))
+            job_id = await far.offer()
+            await eventually(lambda: server.words_sent)
+            await far.say(type="revoke", job_id=job_id, epoch=1, reason="stale")
+            assert (await mini.end()).how is How.LOST
+            await asyncio.wait_for(server.real[0].closed.wait(), 10)
+            assert server.real[0].dropped
+            await far.offer()
+            assert (await far.report())["outcome"] == "completed"
+            await mini.end()
+
+
+async def test_an_error_is_reported_with_its_class_and_without_the_prompt(servers, far, tmp_path):
+    async with (
+        running(FakeOllama()) as server,
+        agent(settings_for(servers, "mini", tmp_path), ollama_of(server)) as mini,
+    ):
+        server.scripts.append(Script(status=404, error={"error": "model 'tiny' not found"}))
+        await far.offer(prompt="a secret prompt")
+        report = await far.report()
+        assert report["error"]["class"] == "elsewhere"
+        assert report["error"]["code"] == "model_missing"
+        assert report["error"]["detail"]["status"] == 404
+        assert report["error"]["detail"]["version"] == "0.32.6"
+        assert "secret" not in str(report)
+        await mini.end()
+
+
+async def test_the_doctor_says_what_was_found_and_what_is_wrong(servers, tmp_path):
+    async with running(FakeOllama()) as server:
+        settings = settings_for(servers, "mini", tmp_path, executors={"ollama": {"url": server.url, "retry_s": 0.05}})
+        server.loaded["tiny:latest"] = {}
+        found = {finding.what: finding for finding in await examine(settings)}["executor ollama"]
+        assert found.ok
+        assert "article (llama3.1:8b, tiny:latest, tiny)" in found.said
+        assert "version 0.32.6; loaded tiny:latest, tiny; probe_s" in found.said
+        server.usual = Script(words=())
+        found = {finding.what: finding for finding in await examine(settings)}["executor ollama"]
+        assert not found.ok
+        assert server.url in found.todo
+        assert "a tiny generation was empty" in found.todo
+
+
+def test_executors_are_found_by_their_names():
+    found = load_executors({"ollama": {}, "openai": {"models": {"writer": "default_model"}}})
+    assert [type(executor) for executor in found] == [OllamaExecutor, OpenAIExecutor]
+    assert found[0].status()["url"] == "http://127.0.0.1:11434"
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "fault"),
+    [
+        ("ollama", {"url": "127.0.0.1:11434"}, "executors.ollama.url"),
+        ("ollama", {"idle_s": 0}, "executors.ollama.idle_s"),
+        ("ollama", {"modles": ["x"]}, "executors.ollama.modles"),
+        ("openai", {"api": "responses"}, "executors.openai.api"),
+        ("openai", {"probe_s": -1}, "executors.openai.probe_s"),
+    ],
+)
+def test_a_wrong_table_is_refused_by_the_name_of_its_setting(name, table, fault):
+    with pytest.raises(ConfigurationError, match=fault):
+        load_executors({name: table})

@@ -1,0 +1,89 @@
+"""The table of error texts, and what becomes of the errors that it does not know."""
+
+import re
+
+import pytest
+
+from agent.executors import verdicts
+from agent.executors.base import BackendDown, Elsewhere, Permanent, RunnableJob, Transient
+from agent.executors.verdicts import Finding, Judge, Verdict, look_up
+
+
+def job(attempt=1, name="j"):
+    return RunnableJob(
+        id=name, epoch=1, attempt=attempt, kind="article", model=None, spec={}, labels={}, open_workspace=lambda: None
+    )
+
+
+def test_every_row_can_be_read_and_names_something_that_fits():
+    rows = [(backend, row) for backend, rows in verdicts._table().items() for row in rows]
+    assert {backend for backend, _ in rows} >= {"any", "ollama", "openai", "comfyui"}
+    for _, row in rows:
+        re.compile(row.text)
+        assert row.text or row.status
+        assert re.fullmatch(r"[a-z_]+", row.code)
+        assert all(400 <= status < 600 for status in row.status)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "first", "later"),
+    [
+        (Verdict.RETRY, Transient, Transient),
+        (Verdict.CHECK, Transient, Transient),
+        (Verdict.ROUTE, Elsewhere, Elsewhere),
+        (Verdict.FAIL, Permanent, Permanent),
+        (Verdict.RETRY_THEN_ROUTE, Transient, Elsewhere),
+        (Verdict.RETRY_THEN_FAIL, Transient, Permanent),
+        (Verdict.DOWN, BackendDown, BackendDown),
+        (Verdict.BUSY, BackendDown, BackendDown),
+        (Verdict.UNKNOWN, Transient, Permanent),
+    ],
+)
+def test_each_verdict_has_its_error(verdict, first, later):
+    for attempt, error in ((1, first), (2, later), (5, later)):
+        assert type(Judge("ollama").verdict(job(attempt), Finding(verdict, "code"), "said")) is error
+
+
+def test_the_rows_of_any_backend_come_first():
+    said = "RuntimeError: MPS backend out of memory (MPS allocated: 17.9 GiB). Tried on shared pool."
+    for backend in ("ollama", "openai", "comfyui", "another"):
+        assert look_up(backend, said, status=500).code == verdicts.OUT_OF_MEMORY
+
+
+def test_a_row_for_one_server_does_not_fit_another():
+    assert look_up("openai", "'role'", status=404, server="mlx").verdict is Verdict.RETRY_THEN_FAIL
+    assert look_up("openai", "'role'", status=404, server="llama.cpp").verdict is Verdict.ROUTE
+
+
+def test_the_unknown_is_tried_once_more_on_another_worker_and_then_fails():
+    here, there = Judge("ollama"), Judge("ollama")
+    assert type(here.error(job(1), "never seen", status=500)) is Transient
+    assert type(here.refusal(job(2))) is Elsewhere  # it comes back to the same worker: not here
+    assert here.refusal(job(2, "another")) is None
+    assert here.refusal(job(1)) is None  # a person began it anew
+    assert there.refusal(job(2)) is None
+    assert type(there.error(job(2), "never seen", status=500)) is Permanent
+
+
+def test_what_is_remembered_of_jobs_is_bounded():
+    judge = Judge("ollama")
+    for number in range(verdicts._MOST_JOBS + 10):
+        judge.error(job(1, f"j{number}"), "never seen")
+    assert judge.refusal(job(2, "j0")) is None
+    assert judge.refusal(job(2, f"j{verdicts._MOST_JOBS}")) is not None
+
+
+def test_a_job_is_met_for_the_first_time_once():
+    judge = Judge("ollama")
+    assert not judge.met_before(job(), "cut_off")
+    assert judge.met_before(job(), "cut_off")
+    assert not judge.met_before(job(), "other")
+
+
+def test_what_is_kept_of_an_error_is_short_and_printable():
+    error = Judge("ollama").error(job(), "line\n\x1b[31mred\x00" + "x" * 10_000, status=500, version="0.32.6")
+    assert len(error.detail["text"]) <= verdicts.MOST_TEXT
+    assert error.detail["text"].startswith("line [31mred x")
+    assert error.detail["status"] == 500
+    assert error.detail["version"] == "0.32.6"
+    assert error.detail["verdict"] == "unknown"
