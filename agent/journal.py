@@ -56,6 +56,8 @@ class Journal:
         """`wall` is the time of day in seconds."""
         self._root, self._wall = root, wall
         self._kept: set[str] = set()
+        self.dropped: list[Claimed] = []
+        """What `load` found and gave up: its work may still go on in a backend, for nobody."""
 
     def load(self) -> list[Claimed]:
         """Return what an earlier process left, counted as one more try, and forget the rest; blocking, at start."""
@@ -69,10 +71,17 @@ class Journal:
                 path.unlink()
                 continue
             claimed = claimed.model_copy(update={"tries": claimed.tries + 1})
-            if path.suffix != ".json" or claimed.tries > MOST_TRIES or self.left_s(claimed) <= 0:
+            if path.suffix != ".json":
                 path.unlink()
                 continue
-            replace_private(path, _encoded(claimed))
+            if claimed.tries > MOST_TRIES or self.left_s(claimed) <= 0:
+                path.unlink()
+                self.dropped.append(claimed)
+                continue
+            try:
+                replace_private(path, _encoded(claimed))
+            except OSError as error:  # a full disk must not keep the agent from delivering what fills it
+                _log.warning("journal entry can't be counted", path=str(path), error=str(error))
             self._kept.add(claimed.name)
             found.append(claimed)
         return found

@@ -80,7 +80,7 @@ class Attempt:
         name = "".join(char for char in name[:64] if char.isprintable())
         if name == self.stage_name:
             return
-        self.stage_name, self.fraction = name, None
+        self.stage_name, self.fraction, self.note = name, None, ""  # what was said of the stage before it is over
         if self.changed_at is None:
             self.changed_at = self.now()
         if len(self.stages) < MOST_STAGES:

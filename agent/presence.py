@@ -6,6 +6,7 @@ While nobody answers, nothing is pulled: claims would go unanswered too.
 
 import importlib.metadata
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import structlog
@@ -54,6 +55,7 @@ class PresenceRounds:
         self._instance = instance
         self._on_answer = on_answer
         self._unanswered = 0
+        self._as_of: datetime | None = None
         self._version = importlib.metadata.version("tandem")
         self.announced: tuple[WorkerState, int] | None = None
         self.refused: str | None = None
@@ -78,7 +80,9 @@ class PresenceRounds:
             capabilities=capabilities,
             warm=self._registry.warm(),
             busy=self._leases.busy(),
-            facts=host.facts(self._data) | {"not_pulling": self._gate.why_not(once_answered=True)},
+            as_of=self._as_of,
+            facts=host.facts(self._data)
+            | {"not_pulling": self._gate.why_not(once_answered=True), "probes": self._registry.probes()},
         )
         try:
             message = await self._bus.request(
@@ -102,7 +106,7 @@ class PresenceRounds:
         self._gate.changed()
 
     def _take(self, reply: PresenceReply) -> None:
-        self._unanswered, self.refused = 0, None
+        self._unanswered, self.refused, self._as_of = 0, None, reply.as_of
         offers = [offer for offer in reply.lanes if self._registry.serves(offer.kind, offer.slug)]
         if [o.consumer for o in offers] != [o.consumer for o in self._lanes.offers]:
             _log.info("lanes", consumers=[offer.consumer for offer in offers])

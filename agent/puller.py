@@ -1,9 +1,10 @@
 """Taking work: as few pulls as needed while idle, as many as there are free slots while there is much to do.
 
-A turn takes a slot, pulls, and if a job came, runs it. Lanes are tried in order of preference (the lane that gave
-work last comes first: its model is warm; after `FAIR_RUN` jobs in a row the next lane goes first), without waiting;
-then one pull lingers, on another lane each time. Never a pull while the gate is closed or no slot is free; never any
-ack: a delivery that is not granted is forgotten.
+A turn takes a slot, pulls, and if a job came, runs it. Lanes are tried in order of preference, without waiting; then
+one pull lingers, on another lane each time. Lanes whose model is loaded go first, for loading another takes longer
+than many a job; but a lane that was not asked for `warm_wait_s` goes before them. Among equals the lane that gave work
+last comes first, and after `FAIR_RUN` jobs in a row the next one. Never a pull while the gate is closed or no slot is
+free; never any ack: a delivery that is not granted is forgotten.
 """
 
 import asyncio
@@ -36,14 +37,38 @@ class Lanes:
 
     offers: Sequence[LaneOffer] = ()
     can_begin: Callable[[LaneOffer], bool] = lambda _: True  # at once, and not when the GPU is free again
+    is_warm: Callable[[LaneOffer], bool] = lambda _: False  # its model is in memory
+    now: Callable[[], float] = lambda: 0.0
+    warm_wait_s: float = 0.0
     lease_ttl_s: float = 90.0
     preferred: str = ""
     run: int = 0
     turn: int = 0
+    _asked_at: dict[str, float] = field(default_factory=dict)
 
     def ordered(self) -> list[str]:
-        """Return the consumers whose jobs could begin, the preferred one first."""
-        names = [offer.consumer for offer in self.offers if self.can_begin(offer)]
+        """Return the consumers whose jobs could begin: those that waited too long, the warm ones, the others."""
+        now = self.now()
+        self._asked_at = {offer.consumer: self._asked_at.get(offer.consumer, now) for offer in self.offers}
+        ready = [offer for offer in self.offers if self.can_begin(offer)]
+        warm = {offer.consumer for offer in ready if self.is_warm(offer)}
+        if self.run < FAIR_RUN:
+            warm.add(self.preferred)  # its model was just used, whatever was last heard of the backend
+
+        def place(consumer: str) -> tuple[int, float]:
+            asked_at = self._asked_at[consumer]
+            if now - asked_at >= self.warm_wait_s > 0:
+                return (0, asked_at)
+            return (1 if consumer in warm else 2, 0.0)
+
+        return sorted(self._rotated([offer.consumer for offer in ready]), key=place)
+
+    def asked(self, consumer: str) -> None:
+        """Note that a lane was asked: if work waits in it, it is had now."""
+        self._asked_at[consumer] = self.now()
+
+    def _rotated(self, names: list[str]) -> list[str]:
+        """Return the lanes from the preferred one on, or from the one after it."""
         if self.preferred not in names:
             return names
         start = names.index(self.preferred) + (1 if self.run >= FAIR_RUN else 0)
@@ -162,6 +187,7 @@ class Puller:
     async def _ask(self, consumer: str, wait_s: float) -> Message | None:
         if self.gate.why_not() is not None:
             return None
+        self.lanes.asked(consumer)
         try:
             return await self.bus.pull_one(
                 STREAM, consumer, expires_s=wait_s, no_wait=wait_s == 0, group=GROUP, priority=self.rank

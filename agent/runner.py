@@ -106,6 +106,13 @@ class Runner:
             self.leases.close(attempt)
             await self.journal.forget(str(attempt.job_id), attempt.epoch)
 
+    async def drop(self, claimed: Claimed) -> None:
+        """Give up what an earlier process began, and have its executor stop it."""
+        executor = self.registry.named(claimed.executor)
+        if isinstance(executor, Adopting):
+            await executor.abandon(str(claimed.granted.job.id), claimed.granted.epoch)
+        await self.journal.forget(str(claimed.granted.job.id), claimed.granted.epoch)
+
     async def _carry_out(
         self, attempt: Attempt, granted: Granted, slot: Slot, executor: Executor | None = None
     ) -> RunEnd:
@@ -148,6 +155,7 @@ class Runner:
             spec=granted.job.spec,
             labels=granted.job.labels,
             open_workspace=open_workspace,
+            no_progress_s=granted.no_progress_s,
         )
         try:
             made = await self._use_generator(attempt, job, executor)

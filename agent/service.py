@@ -175,7 +175,12 @@ class _Agent:
             parts.journal,
         )
         self._slots = Slots(settings.slots)
-        self._lanes = Lanes(can_begin=lambda offer: registry.can_begin(offer.kind, offer.slug))
+        self._lanes = Lanes(
+            can_begin=lambda offer: registry.can_begin(offer.kind, offer.slug),
+            is_warm=lambda offer: registry.is_warm(offer.kind, offer.slug),
+            now=now,
+            warm_wait_s=settings.warm_wait_s,
+        )
         self._puller = Puller(
             bus=bus,
             gate=self._gate,
@@ -294,11 +299,15 @@ class _Agent:
     def _hold(self, begun: Sequence[Claimed]) -> list[tuple[Attempt, Claimed, Slot]]:
         """Hold what an earlier process had begun, so that the first presence lists it."""
         held = []
+        for claimed in self._parts.journal.dropped:
+            self._chore(self._runner.drop(claimed))
         for claimed in begun:
             granted = claimed.granted
-            spooled = self._leases.find(granted.job.id, granted.epoch) is not None
-            if spooled or not self._slots.free:
+            if self._leases.find(granted.job.id, granted.epoch) is not None:  # its result is in the spool
                 self._chore(self._parts.journal.forget(str(granted.job.id), granted.epoch))
+                continue
+            if not self._slots.free:
+                self._chore(self._runner.drop(claimed))
                 continue
             age_s = granted.deadline_s - self._parts.journal.left_s(claimed)
             attempt = self._leases.open(granted, claimed.delivery, self._parts.clock.now() - age_s)

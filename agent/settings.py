@@ -64,6 +64,8 @@ class AgentSettings(BaseSettings):
     """How long one pull waits when there is one lane."""
     linger_many_s: Annotated[float, Field(gt=0, le=10)] = 1
     """How long one pull waits on one lane when there are several."""
+    warm_wait_s: Annotated[float, Field(ge=0)] = 300
+    """Lanes whose model is loaded are served first, unless another was not asked for so long (0 = however long)."""
     claim_timeout_s: Seconds = 5
     """How long an answer to a claim may take before the claim is repeated."""
     lease_timeout_s: Seconds = 5

@@ -9,7 +9,6 @@ import hashlib
 import os
 import re
 import secrets
-import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -163,6 +162,9 @@ def listed(folder: Path, older_than_s: float) -> list[str]:
 
 
 def _file_system_now(folder: Path) -> float:
-    """Return the time as the files' own file system tells it, so that no other clock is compared with theirs."""
-    with tempfile.TemporaryFile(dir=folder) as file:
-        return os.fstat(file.fileno()).st_mtime
+    """Return the time as the files' own file system tells it, so that no other clock is compared with theirs.
+
+    Nothing is written for it: a full disk is when sweeping is needed most.
+    """
+    os.utime(folder)
+    return folder.stat().st_mtime

@@ -139,6 +139,16 @@ class Child:
         """Return the error for a start that went wrong, with the end of the log in it."""
         return UnreachableError(f"{self.name} {what}; the end of {self._log}:\n{self.tail()}")
 
+    def log_size(self) -> int:
+        """Return how much it has said, in bytes; a position for `said_since`."""
+        return self._log.stat().st_size if self._log.exists() else 0
+
+    def said_since(self, position: int, text: str) -> bool:
+        """Say whether its log has this text beyond a position."""
+        with self._log.open("rb") as file:
+            file.seek(position)
+            return text.encode() in file.read()
+
     def tail(self) -> str:
         """Return the end of its log."""
         try:

@@ -34,6 +34,7 @@ class Claims:
     tokens: UploadTokens
     policy: Policy
     ready: Callable[[], bool]  # leases had their grace: until then a claim could take over what nobody could extend
+    no_progress_s: Callable[[str, str, int], float | None]  # (lane, worker, attempt) -> what is learned of it
     upload_url: str  # base of the upload addresses; set once the HTTP side listens
 
     async def subscribe(self) -> list[Subscription]:
@@ -76,19 +77,21 @@ class Claims:
             self.dispatcher.claimed(lane)
             _log.info("claim granted", job_id=str(asked.job_id), epoch=answer.epoch, worker=worker)
             reach(Failpoint.GRANT_UNANSWERED)
-            await self._answer(message, self._granted(command, answer))
+            await self._answer(message, self._granted(command, answer, lane))
         else:
             assert isinstance(answer, Denial)
             _log.info("claim denied", job_id=str(asked.job_id), worker=worker, reason=str(answer.reason))
             body = {"verdict": "denied", "reason": answer.reason, "retry_in_s": answer.retry_in_s}
             await self._answer(message, orjson.dumps(body))
 
-    def _paused(self, worker: str, instance: str | None, lane: str) -> Literal["lane", "worker"] | None:
+    def _paused(self, worker: str, instance: str | None, lane: str) -> Literal["lane", "worker", "aside"] | None:
         if self.dispatcher.is_paused(lane):
             return "lane"
-        return None if self.directory.may_take(worker, instance) else "worker"
+        if not self.directory.may_take(worker, instance):
+            return "worker"
+        return "aside" if self.directory.is_aside(worker, lane) else None
 
-    def _granted(self, command: Claim, grant: Grant) -> bytes:
+    def _granted(self, command: Claim, grant: Grant, lane: str) -> bytes:
         assert grant.payload is not None
         return orjson.dumps(
             {
@@ -98,6 +101,7 @@ class Claims:
                 "lease_ttl_s": grant.lease_ttl_s,
                 "heartbeat_s": self.policy.heartbeat_s,
                 "deadline_s": grant.deadline_s,
+                "no_progress_s": self.no_progress_s(lane, command.worker, grant.attempt),
                 "upload": {
                     "url": f"{self.upload_url}/v1/uploads/{command.job_id}/{grant.epoch}",
                     "token": self.tokens.issue(command.job_id, grant.epoch, command.worker),

@@ -75,6 +75,7 @@ def demo(
     data: Annotated[Path, typer.Option(hidden=True)] = Path("demo-data"),
     *,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
+    real: Annotated[bool, typer.Option("--real", help="Articles by a small language model (about a minute).")] = False,
 ) -> None:
     """Two agents, twelve jobs, two accidents: see every job done exactly once (about half a minute)."""
     from coordinator.demo import run_demo
@@ -84,7 +85,7 @@ def demo(
     async def work() -> bool:
         with stops.heard():
             async with stops.unless_stopped():
-                return await run_demo(data, plain=plain)
+                return await run_demo(data, plain=plain, real=real)
         return False
 
     if not _run(work()):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shared.client import AttemptLine, HeartbeatLine, JobLine, JobView, LaneLine, WorkerLine
+from shared.client import AttemptLine, HeartbeatLine, JobLine, JobView, LaneLine, PredictedFinish, WorkerLine
 
 STATE_STYLE = {
     "pending": "yellow",
@@ -53,7 +53,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 def jobs(found: Sequence[JobLine]) -> None:
     """Print a list of jobs."""
-    made = table("ID", "KIND", "STATE", "WORKER", "EPOCH>", "STAGE", "TIME>", "KEY")
+    made = table("ID", "KIND", "STATE", "WORKER", "EPOCH>", "STAGE", "TIME>", "LIKELY DONE", "KEY")
     for job in found:
         made.add_row(
             str(job.id),
@@ -63,6 +63,7 @@ def jobs(found: Sequence[JobLine]) -> None:
             str(job.epoch),
             stage(job),
             seconds(job.duration_s),
+            moment(job.predicted_finish.median) if job.predicted_finish else "-",
             escape(job.key or "-"),
         )
     console().print(made)
@@ -82,6 +83,7 @@ def job(found: JobView, beats: Sequence[HeartbeatLine] = ()) -> None:
         ("labels", escape(", ".join(f"{k}={v}" for k, v in found.labels.items()))),
         ("created", moment(found.created_at)),
         ("finished", moment(found.finished_at) if found.finished_at else ""),
+        ("likely done", escape(prediction(found.predicted_finish))),
         ("worker", escape(f"{found.worker}, epoch {found.epoch}" if found.worker else "")),
         ("failures", f"{found.attempt} of {found.max_attempts}"),
         (
@@ -95,6 +97,9 @@ def job(found: JobView, beats: Sequence[HeartbeatLine] = ()) -> None:
     out.print(facts)
     if found.attempts:
         out.print(_attempts(found.attempts))
+    if found.why:
+        out.print("\n[bold]why[/bold]")
+        out.print(escape("\n".join(found.why)), soft_wrap=True)
     if beats:
         out.print(_beats(beats))
     if found.artifacts:
@@ -117,14 +122,18 @@ def workers(found: Sequence[WorkerLine]) -> None:
         wanted = "" if worker.wanted in ("ready", told) else f" (told: {worker.wanted})"
         made.add_row(
             escape(worker.name),
-            escape(f"{told}{wanted}"),
+            escape(f"{told}{wanted}{', set aside' if worker.aside else ''}"),
             escape(", ".join(capability(one) for one in presence.get("capabilities", [])) or "-"),
             escape(", ".join(f"{str(h['job_id'])[:13]}… epoch {h['epoch']}" for h in worker.holds) or "-"),
             "never" if worker.seen_age_s is None else f"{seconds(worker.seen_age_s)} ago",
             escape(", ".join(f"{n} {outcome}" for outcome, n in sorted(worker.last_hour.items())) or "-"),
             escape(str(presence.get("host") or "-")),
         )
-    console().print(made)
+    out = console()
+    out.print(made)
+    for worker in found:
+        for one in worker.aside:
+            out.print(escape(f"set aside: {worker.name} ({one.get('reason')})"), soft_wrap=True)
 
 
 def lanes(found: Sequence[LaneLine]) -> None:
@@ -180,6 +189,11 @@ def size(count: int) -> str:
 def moment(at: datetime) -> str:
     """Return an instant in this machine's time zone."""
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def prediction(found: PredictedFinish | None) -> str:
+    """Say when a job will be done, and by what that is known; nothing if it isn't."""
+    return f"{moment(found.median)}, 9 of 10 by {moment(found.p90)} ({found.basis})" if found else ""
 
 
 def error(what: dict[str, Any] | None) -> str:

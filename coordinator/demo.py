@@ -11,7 +11,8 @@ The story, each step of which waits for what it sees, never for a time:
 4. The last two posts: both agents work as before.
 5. Every job, file and promise is checked against the ledger.
 
-Agents are real processes with the sketch executor; leases are short, so that losing one takes seconds.
+Agents are real processes with the sketch executor; leases are short, so that losing one takes seconds. With `real` the
+articles are written by a real language model instead (`demo_model.py`); images are sketched all the same.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -27,7 +28,7 @@ import structlog
 from rich.console import Console
 from rich.markup import escape
 
-from coordinator import demo_ending
+from coordinator import demo_ending, demo_model
 from coordinator.child import Child
 from coordinator.demo_screen import Screen
 from coordinator.demo_story import FROZEN, KILLED, LOOK_S, Board, DemoError, Posts, Story
@@ -35,7 +36,7 @@ from coordinator.up import Plan, running_up
 from coordinator.up_agents import LocalAgents
 from coordinator.up_folder import only_one
 from shared import log
-from shared.client import Client, RefusedRequestError
+from shared.client import Client, RefusedRequestError, WorkerLine
 from shared.errors import ConfigurationError, UnreachableError
 
 _log = structlog.get_logger()
@@ -43,6 +44,9 @@ _log = structlog.get_logger()
 _MARK = ".tandem-demo"
 _LIMIT_S = 60.0
 """The story takes 22 s; one that has not ended by then has gone wrong."""
+
+_REAL_LIMIT_S = 240.0
+"""The same with a real model, which takes a minute on two busy cores."""
 
 _PRESENT_S = 30.0
 _LINE_WIDTH = 110
@@ -58,8 +62,13 @@ _SETTINGS = {
 _AGENT_ENVIRONMENT = {"TANDEM_AGENT_LINGER_S": "1", "TANDEM_AGENT_LINGER_MANY_S": "0.5"}
 
 
-async def run_demo(folder: Path, *, plain: bool = False) -> bool:
-    """Run the demo in `folder`, which is made anew; True if everything that it promises is on record."""
+async def run_demo(folder: Path, *, plain: bool = False, real: bool = False) -> bool:
+    """Run the demo in `folder`, which is made anew; True if everything that it promises is on record.
+
+    ConfigurationError when `real` lacks its packages, before anything is touched.
+    """
+    if real:
+        demo_model.refuse_without_packages()
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_LINE_WIDTH)
@@ -72,13 +81,13 @@ async def run_demo(folder: Path, *, plain: bool = False) -> bool:
         console.print(f"[bold]Tandem demo[/bold] in {folder}: setting up Postgres and NATS ...")
         screen = Screen(console, live=console.is_terminal and not plain)
         try:
-            async with _running(data, screen) as story:
+            async with _running(data, screen, real=real) as story:
                 where = f"page {story.up.url}/ while this runs (password: the admin token in {folder}/tokens.json)"
                 console.print(
                     f"{where}\nagents {KILLED} and {FROZEN}, leases of {_SETTINGS['lease_ttl_s']:g} s\n", soft_wrap=True
                 )
                 with screen.shown():
-                    await _told(story)
+                    await _told(story, _REAL_LIMIT_S if real else _LIMIT_S)
                     checked = await demo_ending.check(story.up, story.client, story.seen)
                 demo_ending.show(console, checked, story.up)
         except (DemoError, UnreachableError, RefusedRequestError, TimeoutError, ExceptionGroup) as error:
@@ -91,15 +100,15 @@ async def run_demo(folder: Path, *, plain: bool = False) -> bool:
     return not checked.faults
 
 
-async def _told(story: Story) -> None:
+async def _told(story: Story, limit_s: float) -> None:
     """Tell the story while the board is watched, within its limit; what breaks first is the error."""
     watch = asyncio.create_task(story.board.watch(), name="board")
     tale = asyncio.create_task(story.tell(), name="story")
     died = asyncio.create_task(story.up.until(asyncio.Event()), name="servers")
     try:
-        done, _ = await asyncio.wait({watch, tale, died}, timeout=_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({watch, tale, died}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:
-            msg = f"it did not end within {_LIMIT_S:g} s"
+            msg = f"it did not end within {limit_s:g} s"
             raise DemoError(msg)
         for task in done:
             task.result()
@@ -111,29 +120,37 @@ async def _told(story: Story) -> None:
 
 
 @asynccontextmanager
-async def _running(data: Path, screen: Screen) -> AsyncIterator[Story]:
-    plan = Plan(
-        data=data,
-        http="127.0.0.1:0",
-        nats="127.0.0.1:0",
-        agents=(KILLED, FROZEN),
-        coordinator=_SETTINGS,
-        agent_environment=_AGENT_ENVIRONMENT,
-    )
-    async with (
-        running_up(plan) as up,
-        Client(up.url, up.token("admin")) as client,
-        Client(up.url, up.token("publisher")) as publisher,
-    ):
+async def _running(data: Path, screen: Screen, *, real: bool) -> AsyncIterator[Story]:
+    async with AsyncExitStack() as stack:
+        environment = _AGENT_ENVIRONMENT
+        if real:
+            model = await stack.enter_async_context(demo_model.ModelServer(data))
+            environment = environment | demo_model.agent_environment(model)
+        plan = Plan(
+            data=data,
+            http="127.0.0.1:0",
+            nats="127.0.0.1:0",
+            agents=(KILLED, FROZEN),
+            coordinator=_SETTINGS,
+            agent_environment=environment,
+        )
+        up = await stack.enter_async_context(running_up(plan))
+        client = await stack.enter_async_context(Client(up.url, up.token("admin")))
+        publisher = await stack.enter_async_context(Client(up.url, up.token("publisher")))
         await _both_here(client)
-        yield Story(up, client, publisher, Board(client, screen), screen, Posts.load())
+        yield Story(up, client, publisher, Board(client, screen), screen, Posts.load(real=real))
 
 
 async def _both_here(client: Client) -> None:
-    """Wait until both agents have announced themselves."""
+    """Wait until both agents have announced that they do articles and images."""
     async with asyncio.timeout(_PRESENT_S):
-        while not {KILLED, FROZEN} <= {worker.name for worker in await client.workers() if worker.present}:  # noqa: ASYNC110
+        while not {KILLED, FROZEN} <= {worker.name for worker in await client.workers() if _does_both(worker)}:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
+
+
+def _does_both(worker: WorkerLine) -> bool:
+    offered = (worker.presence or {}).get("capabilities", [])
+    return worker.present and {"article", "image"} <= {capability["kind"] for capability in offered}
 
 
 async def _clear(data: Path) -> None:
@@ -143,6 +160,7 @@ async def _clear(data: Path) -> None:
             await LocalAgents.stop_orphans_in(data / "agents")
             await Child(data, "nats").stop_orphan(signal.SIGTERM, 10.0)
             await Child(data, "postgres").stop_orphan(signal.SIGINT, 10.0)
+            await Child(data, demo_model.NAME).stop_orphan(signal.SIGTERM, 10.0)
             await asyncio.to_thread(shutil.rmtree, data)
     await asyncio.to_thread(_mark, data)
 

@@ -6,10 +6,12 @@ from uuid import UUID
 
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from coordinator.artifacts import FolderStore
 from coordinator.audit import Breach, audit
 from coordinator.cli_show import seconds, size, state, table
+from coordinator.demo_model import MODEL
 from coordinator.demo_screen import summary
 from coordinator.ledger.database import open_pool
 from coordinator.up import Up
@@ -82,6 +84,7 @@ def show(console: Console, checked: Checked, up: Up) -> None:
         mark = "[green]ok[/green]" if whole else "[bold red]DAMAGED[/bold red]"
         found.add_row(escape(job.key or "-"), file.name, size(file.size), file.sha256[:16] + "…", mark)
     console.print(found)
+    _show_writing(console, checked.jobs)
     console.print()
     console.print(summary(checked.rows))
     for fault in checked.faults:
@@ -90,6 +93,15 @@ def show(console: Console, checked: Checked, up: Up) -> None:
         console.print("\n[bold green]Every job was done exactly once.[/bold green]")
     console.print(f"The files are in {up.data / 'artifacts'}, named by their checksum.", soft_wrap=True)
     console.print("To keep one running, with its page at http://127.0.0.1:8420/: tandem up --agents 2", soft_wrap=True)
+
+
+def _show_writing(console: Console, jobs: Sequence[JobView]) -> None:
+    """Print the first article that a real model wrote, if one did."""
+    written = next((job for job in jobs if job.used_model == MODEL and job.result), None)
+    if written is None or written.result is None:
+        return
+    console.print(f"\n{escape(written.key or '-')}, as {MODEL} wrote it after the words of its prompt:")
+    console.print(Text(f"{written.spec['prompt']}", style="dim") + Text(str(written.result["text"])))
 
 
 def _rows(jobs: Sequence[JobView], rejected: Rejected, seen: Seen) -> tuple[list[tuple[str, str]], list[str]]:

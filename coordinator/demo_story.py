@@ -17,6 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from coordinator import demo_ending
+from coordinator.demo_model import MODEL
 from coordinator.demo_screen import Screen
 from coordinator.up import Up
 from coordinator.up_agents import LocalAgent
@@ -30,8 +31,11 @@ LOOK_S = 0.15
 """How often the jobs are looked at."""
 
 _CHANCE_S = 15.0
+_REAL_CHANCE_S = 60.0
 _TRIES = 3
 _FEW = 2
+_EARLY = 0.25
+"""Of the tokens that it may have: a real article that is no further will mostly go on for a while."""
 
 
 class DemoError(TandemError):
@@ -45,24 +49,31 @@ class Posts:
     parts: dict[str, list[dict[str, Any]]]
     twice: dict[str, Any]
     invalid: dict[str, Any]
+    real: bool  # articles are written by a real model
 
-    def seconds_of(self, key: str | None) -> float:
-        """Return how long its generator will take."""
+    def in_the_middle(self, job: JobLine) -> bool:
+        """Say whether its generator is at work, and will not be done at once."""
         posts = (post for part in self.parts.values() for post in part)
-        return next((float(post["spec"]["simulate"]["seconds"]) for post in posts if post["key"] == key), 1.0)
+        spec: dict[str, Any] = next((post["spec"] for post in posts if post["key"] == job.key), {})
+        if "simulate" not in spec:
+            return job.stage == "generating_text" and (job.progress or 0) < _EARLY
+        return 0.25 < (job.duration_s or 0) / float(spec["simulate"]["seconds"]) < 0.65  # noqa: PLR2004
 
     @classmethod
-    def load(cls) -> "Posts":
-        """Read them."""
+    def load(cls, *, real: bool) -> "Posts":
+        """Read them; `real`: with what a base model can go on with in the place of each article's prompt."""
         raw = tomllib.loads((files("coordinator") / "demo_posts.toml").read_text(encoding="utf-8"))
         parts: dict[str, list[dict[str, Any]]] = {}
         twice: dict[str, Any] = {}
         for post in raw["post"]:
             part, again = post.pop("part"), post.pop("twice", False)
             post["labels"] = {"post": post["key"].split("-")[1]}
+            if real and post["kind"] == "article":
+                prompt = raw["real"]["prompts"][post["key"]]
+                post |= {"model": MODEL, "spec": {"prompt": prompt, "options": raw["real"]["options"]}}
             parts.setdefault(part, []).append(post)
             twice = post if again else twice
-        return cls(parts, twice, raw["invalid"])
+        return cls(parts, twice, raw["invalid"], real)
 
 
 @dataclass(slots=True)
@@ -175,8 +186,7 @@ class Story:
         if sum(job.state == JobState.PENDING for job in jobs) > _FEW:
             return None
         for job in jobs:
-            done = (job.duration_s or 0) / self.posts.seconds_of(job.key)
-            if job.worker == KILLED and job.state == JobState.PROCESSING and 0.25 < done < 0.65:  # noqa: PLR2004
+            if job.worker == KILLED and job.state == JobState.PROCESSING and self.posts.in_the_middle(job):
                 return job
         return None
 
@@ -185,7 +195,7 @@ class Story:
     async def _freeze_before_report(self, ids: list[UUID]) -> bool:
         """Freeze mini when its result is on the server but not reported; False if that moment was missed."""
         try:
-            async with asyncio.timeout(_CHANCE_S):
+            async with asyncio.timeout(_REAL_CHANCE_S if self.posts.real else _CHANCE_S):
                 job = await self.board.until(lambda: self._held_by(FROZEN, ids))
                 caught = await _catch_before_report(self.up, self.up.agents[FROZEN], job)
         except TimeoutError:

@@ -19,7 +19,7 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.model import Depart, Done
 from coordinator.ledger.queries import Queries
 from coordinator.workers import Directory
-from shared.bus import Bus, Message, Subscription
+from shared.bus import Bus, Denied, Message, Subscription
 from shared.errors import LedgerDownError
 
 _log = structlog.get_logger()
@@ -56,7 +56,11 @@ class Departures:
 
     async def subscribe(self) -> list[Subscription]:
         """Start hearing. Every coordinator hears all: the ledger decides once, and one may die meanwhile."""
-        return [await self.watcher.subscribe(SUBJECT, self._on_disconnect)]
+        try:
+            return [await self.watcher.subscribe(SUBJECT, self._on_disconnect)]
+        except Denied as error:
+            _log.warning("may not hear disconnects: leases of dead processes wait for their ttl", error=str(error))
+            return []
 
     def _on_disconnect(self, message: Message) -> None:
         process = self._process(message.data)

@@ -118,15 +118,16 @@ class Dispatcher:
     async def _top_up(self, lane: str, work: LaneWork) -> None:
         if lane in self._paused:
             return
-        room = self._window(lane) - work.offered
+        room, free = self._window(lane) - work.offered, None
         if room <= 0 < work.waiting:
             room += await self._out_of_reach(lane)
+            free = list(self.directory.free(lane))  # what comes in beyond the window must be for one of these
         if room <= 0:
             return
         if not work.waiting:
             self._room[lane] = room
             return
-        due = await self.queries.backlog(lane, min(room, _MOST_A_ROUND))
+        due = await self.queries.backlog(lane, min(room, _MOST_A_ROUND), free)
         if due:
             await self.ledger.do_many([Dispatch(job_id=job_id) for job_id in due])
             self.offered += len(due)

@@ -108,6 +108,7 @@ class EmbeddedNats(_Server):
         self._sync_interval = sync_interval
         self._max_file = max_file
         self._tls = tls
+        self._reload_at: int | None = None  # where the log stood at a reload that is under way
 
     @property
     def url(self) -> str:
@@ -148,7 +149,17 @@ class EmbeddedNats(_Server):
 
     def reload(self) -> None:
         """Have the running server read its identities again; new ones may connect, removed ones are dropped."""
+        self._reload_at = self._child.log_size()
         os.kill(self._child.pid, signal.SIGHUP)
+
+    async def reloaded(self) -> None:
+        """Return when the server has carried out the last `reload`; until then it may refuse whom it ought to know."""
+        async with asyncio.timeout(READY_S):
+            while self._reload_at is not None and not self._child.said_since(  # noqa: ASYNC110 - a file tells it
+                self._reload_at, "Reloaded server"
+            ):
+                await asyncio.sleep(_POLL_S)
+        self._reload_at = None
 
     def _settings(self) -> ServerSettings:
         cert, key = self._tls or (None, None)

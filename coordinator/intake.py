@@ -14,6 +14,7 @@ from coordinator.dispatcher import Dispatcher
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.model import Admit, Admitted, Answer, Conflict, SameJob
 from coordinator.ledger.queries import Queries
+from coordinator.placement import first_choice
 from coordinator.settings import CoordinatorSettings
 from coordinator.settling import SLICE, later, taken
 from coordinator.workers import Directory
@@ -125,13 +126,17 @@ class Intake:
         return self.settings.kinds | self.directory.kinds()
 
     def _command(self, source: str, submission: Submission, job_id: JobId) -> Admit:
-        lane = submission.lane
+        model, models = submission.model, tuple(submission.models or ())
+        if models:
+            model = first_choice(submission.kind, models, self.directory.standing)
+        lane = subjects.lane_of(submission.kind, model)
         return Admit(
             job_id=job_id,
             source=source,
             key=submission.key,
             kind=submission.kind,
-            model=submission.model,
+            model=model,
+            models=models,
             lane=lane,
             priority=PRIORITY_RANK[submission.priority],
             content_sha256=_content_sha256(submission),

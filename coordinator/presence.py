@@ -10,7 +10,7 @@ from coordinator.dispatcher import Dispatcher
 from coordinator.lanes import LaneConsumers
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.model import Done, RollCall
-from coordinator.ledger.queries import Queries
+from coordinator.ledger.queries import Queries, WorkerRow
 from coordinator.workers import Directory, lanes_of
 from shared import subjects, wire
 from shared.bus import ApiError, Bus, BusError, Message, Subscription
@@ -69,9 +69,9 @@ class PresenceDesk:
             await self._replaced(message, worker, presence.instance)
             return
         self.directory.saw(row)
-        await self._hold_against(worker, presence)
-        reply = await self._reply(presence)
-        reply["state"] = row.wanted
+        await self._hold_against(row, presence)
+        reply = await self._reply(worker, presence)
+        reply["state"], reply["as_of"] = row.wanted, row.seen_at
         await self.bus.respond(message, orjson.dumps(reply))
 
     async def _replaced(self, message: Message, worker: str, instance: str) -> None:
@@ -80,26 +80,37 @@ class PresenceDesk:
         fault = {"field": "instance", "message": f"a newer process announced itself as {worker}"}
         await self.bus.respond(message, orjson.dumps({"error": {"code": "replaced", "faults": [fault]}}))
 
-    async def _hold_against(self, worker: str, presence: wire.Presence) -> None:
+    async def _hold_against(self, row: WorkerRow, presence: wire.Presence) -> None:
         """Compare what the ledger says this worker holds with what it lists (rule 8)."""
+        worker = row.name
         listed = {busy.job_id: busy.epoch for busy in presence.busy}
         held = await self.queries.processing_of(worker)
         others = listed.keys() - {job_id for job_id, _ in held}
         if others:  # it may be the next process of one whose lease lapsed meanwhile
             held += await self.queries.lapsed_of(worker, list(others))
         calls = [
-            RollCall(job_id=job_id, worker=worker, instance=presence.instance, epoch=listed.get(job_id))
-            for job_id, epoch in held
+            RollCall(
+                job_id=job_id,
+                worker=worker,
+                instance=presence.instance,
+                epoch=listed.get(job_id),
+                retired=row.retired,
+                as_of=presence.as_of,
+            )
+            for job_id, _ in held
         ]
-        for call, answer in zip(calls, await self.ledger.do_many(calls), strict=True):
+        for call, answer in zip(calls, await self.ledger.do_each(calls), strict=True):
+            if isinstance(answer, LedgerDownError):
+                raise answer
             if isinstance(answer, Done) and call.epoch is None:
                 self.ghosts += 1
                 _log.warning("ghost lease ended", job_id=str(call.job_id), worker=worker)
 
-    async def _reply(self, presence: wire.Presence) -> dict[str, object]:
+    async def _reply(self, worker: str, presence: wire.Presence) -> dict[str, object]:
         offers = []
         with_work = self.dispatcher.known()
-        lanes = sorted(lanes_of(presence, with_work), key=lambda lane: lane not in with_work)
+        may_pull = [lane for lane in lanes_of(presence, with_work) if not self.directory.is_aside(worker, lane)]
+        lanes = sorted(may_pull, key=lambda lane: lane not in with_work)
         for lane in lanes[:MOST_LANES]:
             try:
                 await self.lanes.ensure(lane)

@@ -1,13 +1,14 @@
 """The reaper: ends leases that are over. It stands still while the coordinator can't hear heartbeats."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
 
 from coordinator.ledger.ledger import Ledger
-from coordinator.ledger.model import Done, Expire, Grace, SetBack
+from coordinator.ledger.model import Command, Done, Expire, Grace, SetBack
 from coordinator.ledger.queries import Queries
 from shared.bus import Bus
 from shared.errors import LedgerDownError
@@ -28,6 +29,7 @@ class Reaper:
     ledger: Ledger
     queries: Queries
     expired: int = 0
+    reaches_ledger: bool = True  # as the last round found it
     set_back: int = 0  # times that the ledger's clock was found set back
     _now: datetime | None = None  # the ledger's clock when it was last looked at
     _seen: int = 0  # the bus connection whose leases got their grace; 0 = none yet
@@ -43,7 +45,9 @@ class Reaper:
             return
         try:
             await self._expire()
+            self.reaches_ledger = True
         except LedgerDownError:
+            self.reaches_ledger = False
             self._seen = 0  # no beat was written meanwhile: grace first, once it is back
             raise
 
@@ -61,14 +65,7 @@ class Reaper:
         after = None
         while ids := await self.queries.expired(_BATCH, after):
             commands = [Expire(job_id=i, jitter=random.uniform(-1, 1)) for i in ids]  # noqa: S311 - spreads retries
-            for job_id, answer in zip(ids, await self.ledger.do_each(commands), strict=True):
-                if isinstance(answer, LedgerDownError):
-                    raise answer
-                if isinstance(answer, Exception):
-                    _log.error("lease not expired", job_id=str(job_id), error=repr(answer))
-                elif isinstance(answer, Done):
-                    self.expired += 1
-                    _log.info("lease expired", job_id=str(job_id))
+            self.expired += await self._each(commands)
             after = ids[-1]
 
     async def grace(self) -> None:
@@ -77,10 +74,24 @@ class Reaper:
         What only seems not to be due any more, since the clock was set back, is due.
         """
         held = await self.queries.processing_ids()
-        await self.ledger.do_many([Grace(job_id=job_id) for job_id in held])
+        await self._each([Grace(job_id=job_id) for job_id in held])
         if held:
             _log.info("leases got grace", leases=len(held))
         while ahead := await self.queries.ahead(_BATCH):
-            answers = await self.ledger.do_many([SetBack(job_id=job_id) for job_id in ahead])
-            if not any(isinstance(answer, Done) for answer in answers):
-                break  # others were faster
+            if not await self._each([SetBack(job_id=job_id) for job_id in ahead]):
+                break  # others were faster, or these can't be handled
+
+    async def _each(self, commands: Sequence[Command]) -> int:
+        """Carry commands out, and return how many did something. One that can't be does not stop the others."""
+        done = 0
+        for command, answer in zip(commands, await self.ledger.do_each(commands), strict=True):
+            if isinstance(answer, LedgerDownError):
+                raise answer
+            if isinstance(answer, Exception):
+                job_id, error = str(command.job_id), repr(answer)
+                _log.error("lease not handled", command=type(command).__name__, job_id=job_id, error=error)
+            elif isinstance(answer, Done):
+                done += 1
+                if isinstance(command, Expire):
+                    _log.info("lease expired", job_id=str(command.job_id))
+        return done

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.model import FileReport, Judged
 from coordinator.ledger.queries import Queries
+from coordinator.placement import later_models
 from coordinator.settling import SLICE, later, taken
 from coordinator.workers import Directory
 from shared import wire
@@ -99,14 +100,15 @@ class Reports:
             raise wire.BadMessageError("invalid", [fault])
         if b"u0000" in message.data and has_nul(raw):
             raise wire.BadMessageError("invalid", [wire.Fault(field="", message="text must not contain NUL")])
-        lane = await self.queries.lane_of(report.job_id) if report.error else None
+        placing = await self.queries.placing_of(report.job_id) if report.error else None
         return FileReport(
             job_id=report.job_id,
             worker=worker,
             report=report,
             sha256=hashlib.sha256(message.data).digest(),
             jitter=random.uniform(-1, 1),  # noqa: S311 - spreads retries, guards nothing
-            capable=self.directory.capable(lane) if lane else frozenset(),
+            capable=self.directory.capable(placing.lane) if placing else frozenset(),
+            another_model=placing is not None and bool(later_models(placing, self.directory.standing)),
         )
 
     async def _set_aside(self, message: Message, error: wire.BadMessageError) -> None:
@@ -144,4 +146,6 @@ class Reports:
             await self.ledger.do(command)
         except LedgerDownError:
             return False
+        except Exception as error:  # noqa: BLE001 - whatever its job's row does, the report is on record
+            _log.error("attempt of an unreadable report not ended", job_id=str(report.job_id), error=repr(error))
         return True

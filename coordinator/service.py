@@ -10,7 +10,7 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -23,6 +23,7 @@ from coordinator.claims import Claims
 from coordinator.departures import ROUND_S as DEPARTURES_S
 from coordinator.departures import Departures
 from coordinator.dispatcher import Dispatcher
+from coordinator.doors import Doors
 from coordinator.effects import Effects
 from coordinator.feed import Feed
 from coordinator.heartbeats import Heartbeats
@@ -32,8 +33,11 @@ from coordinator.ledger.database import open_pool
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.migrate import migrate
 from coordinator.ledger.queries import Queries
+from coordinator.outlook import Outlook
+from coordinator.placement import Placement
 from coordinator.presence import PresenceDesk
 from coordinator.reaper import Reaper
+from coordinator.reasons import Reasons
 from coordinator.reconciler import Reconciler
 from coordinator.reports import Reports
 from coordinator.results import Results
@@ -44,7 +48,7 @@ from coordinator.web.access import Access, AccessToken, Role, check_listen
 from coordinator.web.app import Runner, WebContext, make_app, serve
 from coordinator.workers import Directory
 from shared import subjects
-from shared.bus import Bus, Subscription
+from shared.bus import Bus
 from shared.failpoints import Failpoint, reach
 from shared.loops import Loop
 from shared.states import WorkerState
@@ -82,8 +86,10 @@ class Coordinator:
     presence: PresenceDesk
     departures: Departures | None
     sweeper: Sweeper
+    outlook: Outlook
+    placement: Placement
     loops: list[Loop]
-    subscriptions: list[Subscription] = field(default_factory=list)
+    doors: Doors
     url: str = ""  # of the HTTP side, once it listens
 
     def status(self) -> dict[str, Any]:
@@ -97,6 +103,8 @@ class Coordinator:
                 "refused": self.intake.refused,
                 "offered": self.dispatcher.offered,
                 "unclaimed": self.dispatcher.unclaimed,
+                "set_aside": len(self.directory.aside),
+                "moved": self.placement.moved,
                 "heartbeats": self.heartbeats.taken,
                 "heartbeats_lost": self.heartbeats.lost,
                 "heartbeats_bad": self.heartbeats.bad,
@@ -122,9 +130,9 @@ class Coordinator:
     def unready(self) -> list[str]:
         """Return why this coordinator can't do its work now; empty = ready."""
         reasons = [] if self.bus.connected else ["not connected to NATS"]
-        if not self.subscriptions or self.reconciler.seen != self.bus.connections or not self.reaper.graced:
+        if not self.doors.are_open or self.reconciler.seen != self.bus.connections or not self.reaper.graced:
             reasons.append("not everything looked at since NATS is connected")
-        reasons += [f"{loop.name}: {loop.last_error}" for loop in self.loops if loop.failures]
+        reasons += [f"{loop.name}: {loop.last_error}" for loop in self.loops if loop.failures and loop.max_failures]
         return reasons
 
 
@@ -167,6 +175,9 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
                 pause_lane=_lane_pauses(coordinator),
                 health=coordinator.status,
                 ready=coordinator.unready,
+                predict=coordinator.outlook.tell,
+                why=Reasons(coordinator.directory, coordinator.dispatcher.is_paused).of,
+                aside=coordinator.directory.aside_of,
                 base_url=settings.public_url,
                 max_artifact_bytes=settings.max_artifact_bytes,
             )
@@ -194,13 +205,15 @@ def _compose(
     store: ArtifactStore,
 ) -> Coordinator:
     policy, lanes = settings.policy(), effects.lanes
-    directory = Directory(queries, policy.presence_s)
+    directory = Directory(queries, policy.presence_s, settings.quarantine())
     dispatcher = Dispatcher(
         ledger, queries, directory, lambda: bus.connected, settings.window_min, settings.unclaimed_s
     )
+    outlook = Outlook(queries, directory, dispatcher)
     results = Results(bus, queries, "")
     reaper = Reaper(bus, ledger, queries)
     sweeper = Sweeper(queries, store, settings.artifacts_grace_s)
+    placement = Placement(ledger, queries, directory.standing, dispatcher.known)
     departures = None
     if watcher is not None:
         departures = Departures(
@@ -227,11 +240,20 @@ def _compose(
         Loop("reconciler", reconciler.once, every_s=settings.reconcile_s, max_failures=MAX_FAILURES),
         Loop("reaper", reaper.once, every_s=settings.reaper_s, max_failures=MAX_FAILURES),
         Loop("dispatcher", dispatcher.once, every_s=1.0, max_failures=MAX_FAILURES),
+        Loop("placement", placement.once, every_s=1.0, max_failures=MAX_FAILURES),
         Loop("results", results.once, every_s=5.0, max_failures=MAX_FAILURES),
-        Loop("sweeper", sweeper.once, every_s=settings.sweep_s, max_failures=MAX_FAILURES),
+        Loop("sweeper", sweeper.once, every_s=settings.sweep_s),  # nobody waits for it: no reason to end or be unready
+        Loop("outlook", outlook.once, every_s=settings.forecast_s, max_failures=MAX_FAILURES),
     ]
     if departures is not None:
         loops.append(Loop("departures", departures.once, every_s=DEPARTURES_S, max_failures=MAX_FAILURES))
+    claims = Claims(
+        bus, ledger, directory, dispatcher, tokens, policy, lambda: reaper.graced, outlook.no_progress_s, ""
+    )
+    heartbeats = Heartbeats(bus, ledger, directory)
+    presence = PresenceDesk(bus, ledger, queries, directory, dispatcher, lanes, policy)
+    doors = Doors((heartbeats.subscribe, claims.subscribe, presence.subscribe), lambda: reaper.reaches_ledger)
+    loops.append(Loop("doors", doors.once, every_s=0.5, max_failures=MAX_FAILURES))
     by_name = {loop.name: loop for loop in loops}
     dispatcher.on_wake(by_name["dispatcher"].wake)
     effects.connect(ledger, dispatcher=dispatcher, results=by_name["results"], reconciler=by_name["reconciler"])
@@ -249,12 +271,15 @@ def _compose(
         results=results,
         intake=Intake(bus, ledger, queries, directory, dispatcher, settings),
         reports=Reports(bus, ledger, queries, directory),
-        claims=Claims(bus, ledger, directory, dispatcher, tokens, policy, lambda: reaper.graced, ""),
-        heartbeats=Heartbeats(bus, ledger, directory),
-        presence=PresenceDesk(bus, ledger, queries, directory, dispatcher, lanes, policy),
+        claims=claims,
+        heartbeats=heartbeats,
+        presence=presence,
         departures=departures,
         sweeper=sweeper,
+        outlook=outlook,
+        placement=placement,
         loops=loops,
+        doors=doors,
     )
 
 
@@ -266,10 +291,9 @@ async def _start(
     base_url = coordinator.settings.public_url or runner.url
     coordinator.claims.upload_url = coordinator.results.base_url = base_url
     coordinator.bus.on_state(_on_bus_state(coordinator))
-    for part in (coordinator.heartbeats, coordinator.claims, coordinator.presence):
-        coordinator.subscriptions += await part.subscribe()
+    await coordinator.doors.open()
     if coordinator.departures is not None:
-        coordinator.subscriptions += await coordinator.departures.subscribe()
+        await coordinator.departures.subscribe()
     started += [tasks.create_task(loop.run(), name=loop.name) for loop in coordinator.loops]
     for name, run in (
         ("effects", coordinator.effects.run),
@@ -286,11 +310,10 @@ async def _stop(coordinator: Coordinator, started: list[asyncio.Task[None]]) -> 
     """Take no more, let what was committed have its effects, and end."""
     effects = [task for task in started if task.get_name() == "effects"]
     others = [task for task in started if task not in effects]
-    for subscription in coordinator.subscriptions:
-        await subscription.close()
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    await coordinator.doors.close()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(STOP_S):
             await coordinator.effects.wait_idle()
@@ -314,17 +337,20 @@ def _on_bus_state(coordinator: Coordinator) -> Callable[[bool], None]:
 async def _provision(settings: CoordinatorSettings, bus: Bus, queries: Queries) -> list[str]:
     """Make streams and shared consumers what they must be, as the provisioning user, who is connected only for this."""
     now = await queries.now()
-    first_seq = max(await queries.highest_seq() + 1, int(now.timestamp() * 1_000_000))
+    known_seq = await queries.highest_seq()
+    first_seq = max(known_seq + 1, int(now.timestamp() * 1_000_000))
     if await is_missing(bus, "RESULTS"):  # noted before it is made: a crash in between only says so twice
         _log.info("results go out again", jobs=await queries.republish(RESULTS_KEPT_S))
         reach(Failpoint.LOSS_NOTED)
     seed = settings.nats_provisioner_seed
     if seed is None:
-        made = await ensure_streams(bus, first_seq=first_seq, replicas=settings.replicas)
+        made = await ensure_streams(bus, first_seq=first_seq, known_seq=known_seq, replicas=settings.replicas)
     else:
         async with _bus(settings, "provisioner", seed) as provisioner:
             await provisioner.wait_connected(10.0)
-            made = await ensure_streams(provisioner, first_seq=first_seq, replicas=settings.replicas)
+            made = await ensure_streams(
+                provisioner, first_seq=first_seq, known_seq=known_seq, replicas=settings.replicas
+            )
     reach(Failpoint.STREAMS_MADE)
     await ensure_intake_consumers(bus)
     if made:

@@ -14,6 +14,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from coordinator.quarantine import Rules
 from shared.errors import ConfigurationError
 from shared.ids import NAME_PATTERN
 from shared.lease import Policy
@@ -68,10 +69,14 @@ class CoordinatorSettings(BaseSettings):
     timeout_s: PositiveFloat = 1800.0
     reaper_s: PositiveFloat = 1.0
     reconcile_s: PositiveFloat = 30.0
+    forecast_s: PositiveFloat = 30.0  # how often is read how long the last results took
     disconnect_grace_s: PositiveFloat = 5.0  # how long a closed connection's process may take to come back
     sweep_s: PositiveFloat = 60.0
     unclaimed_s: PositiveFloat = 15.0  # an offer that a free agent leaves lying this long is made anew
     window_min: PositiveInt = 2  # offers a lane always may have out
+    quarantine_failures: PositiveInt = 3  # in a row, and a worker is set aside in that lane
+    quarantine_s: PositiveFloat = 60.0  # for so long at first; doubles with each further failure
+    quarantine_most_s: PositiveFloat = 3600.0
 
     json_log: bool = False
     log_level: str = "info"
@@ -129,6 +134,10 @@ class CoordinatorSettings(BaseSettings):
             retry_base_s=self.retry_base_s,
             retry_max_s=self.retry_max_s,
         )
+
+    def quarantine(self) -> Rules:
+        """Return when a worker is set aside."""
+        return Rules(failures=self.quarantine_failures, pause_s=self.quarantine_s, most_s=self.quarantine_most_s)
 
     @classmethod
     def load(cls, file: Path | None, **flags: Any) -> Self:

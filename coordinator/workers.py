@@ -6,14 +6,18 @@ agent may send, is held against it.
 """
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
 from coordinator.ledger.queries import Queries, WorkerRow
+from coordinator.placement import Standing
+from coordinator.quarantine import EMPTY_CODES, Rules, SetAside, set_aside
 from shared import subjects
 from shared.states import WorkerState
-from shared.wire import Presence
+from shared.wire import Capability, Presence
 
 _log = structlog.get_logger()
 
@@ -27,17 +31,36 @@ class Directory:
 
     queries: Queries
     presence_s: float
+    rules: Rules = field(default_factory=Rules)
+    aside: dict[tuple[str, str], SetAside] = field(default_factory=dict)  # by worker and lane
     rows: dict[str, WorkerRow] = field(default_factory=dict)
     foreign: int = 0  # messages whose sender was not the worker named in them
     _sender: dict[str, str] = field(default_factory=dict)  # authenticated user -> worker
     _learning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def once(self) -> None:
-        """Read the workers."""
+        """Read the workers, and who is set aside."""
         self.rows = {row.name: row for row in await self.queries.workers()}
         for row in self.rows.values():
             if row.nkey is not None:
                 self._sender.setdefault(row.nkey, row.name)
+        await self._set_aside()
+
+    async def _set_aside(self) -> None:
+        rules = self.rules
+        streaks = await self.queries.streaks(
+            within_s=rules.within_s,
+            attempts=rules.attempts,
+            failures=rules.failures,
+            empty=EMPTY_CODES,
+            recently_s=rules.recently_s,
+        )
+        found = set_aside(streaks, self.rows, rules, executors=_executors, able=self._able)
+        for worker, lane in found.keys() - self.aside.keys():
+            _log.warning("worker set aside", worker=worker, lane=lane, reason=found[worker, lane].reason)
+        for worker, lane in self.aside.keys() - found.keys():
+            _log.info("worker let back", worker=worker, lane=lane)
+        self.aside = found
 
     async def is_sender(self, sender: str | None, worker: str, *, learn: bool = False) -> bool:
         """Say whether the authenticated `sender` is `worker`'s.
@@ -85,22 +108,52 @@ class Directory:
         row = self.rows.get(worker)
         return row is None or (row.wanted is WorkerState.READY and instance not in row.retired)
 
+    def is_aside(self, worker: str, lane: str) -> bool:
+        """Say whether a worker gets nothing from a lane for now: it failed there again and again."""
+        return (worker, lane) in self.aside
+
+    def aside_of(self, worker: str) -> list[dict[str, Any]]:
+        """Return the lanes that a worker gets nothing from for now, each with the reason."""
+        return [one.shown() for (name, _), one in sorted(self.aside.items()) if name == worker]
+
     def capable(self, lane: str) -> frozenset[str]:
-        """Return the workers, present or known, that serve a lane."""
+        """Return the workers, present or known, that serve a lane; those set aside too, since they come back."""
         return frozenset(row.name for row in self.rows.values() if row.presence and serves(row.presence, lane))
 
     def free_slots(self, lane: str, excluded: frozenset[str] = frozenset()) -> int:
         """Return how many jobs of a lane its present, ready workers could start now."""
-        return sum(
-            max(row.presence.slots - len(row.presence.busy), 0)
-            for row in self.rows.values()
-            if row.presence
-            and row.age_s < MISSED_ROUNDS * self.presence_s
-            and row.presence.state is WorkerState.READY
-            and row.wanted is WorkerState.READY
-            and row.name not in excluded
-            and serves(row.presence, lane)
-        )
+        return sum(free for name, free in self.free(lane).items() if name not in excluded)
+
+    def free(self, lane: str) -> dict[str, int]:
+        """Return the workers that could start a job of a lane now, with the number of their free slots."""
+        found = {}
+        for row in self.rows.values():
+            said = row.presence
+            if said is None or said.facts.get("not_pulling") or (row.name, lane) in self.aside:
+                continue
+            slots = said.slots - len(said.busy)
+            if slots > 0 and self.is_ready(row) and serves(said, lane):
+                found[row.name] = slots
+        return found
+
+    def standing(self, lane: str, excluded: frozenset[str] = frozenset(), /) -> Standing:
+        """Return what the jobs of a lane can expect of all workers but `excluded`."""
+        capable = self.capable(lane) - excluded
+        if any(not self.is_aside(name, lane) and self.is_ready(self.rows[name]) for name in capable):
+            return Standing.PRESENT
+        return Standing.KNOWN if capable else Standing.NOBODY
+
+    def is_present(self, row: WorkerRow) -> bool:
+        """Say whether a worker was heard of lately."""
+        return row.age_s < MISSED_ROUNDS * self.presence_s
+
+    def is_ready(self, row: WorkerRow) -> bool:
+        """Say whether a worker is present and takes work, by its own word and by the operator's."""
+        states = (row.presence.state if row.presence else None, row.wanted)
+        return self.is_present(row) and all(state is WorkerState.READY for state in states)
+
+    def _able(self, lane: str) -> frozenset[str]:
+        return frozenset(name for name in self.capable(lane) if self.is_ready(self.rows[name]))
 
     def kinds(self) -> frozenset[str]:
         """Return every kind that a known worker can do."""
@@ -109,12 +162,20 @@ class Directory:
 
 def serves(presence: Presence, lane: str) -> bool:
     """Say whether an agent with these capabilities runs jobs of a lane; `*` serves every model and `any`."""
+    return any(True for _ in _serving(presence, lane))
+
+
+def _serving(presence: Presence, lane: str) -> Iterator[Capability]:
     kind, _, slug = lane.partition(".")
-    return any(
-        capability.kind == kind
-        and (slug == subjects.ANY or any(model == "*" or subjects.slug(model) == slug for model in capability.models))
-        for capability in presence.capabilities
-    )
+    for capability in presence.capabilities:
+        if capability.kind == kind and (
+            slug == subjects.ANY or any(model == "*" or subjects.slug(model) == slug for model in capability.models)
+        ):
+            yield capability
+
+
+def _executors(row: WorkerRow, lane: str) -> list[str]:
+    return [capability.executor for capability in _serving(row.presence, lane)] if row.presence else []
 
 
 def lanes_of(presence: Presence, known: frozenset[str]) -> list[str]:

@@ -54,6 +54,14 @@ class Submitted(_Answer):
     how: Literal["created", "same", "queued"]
 
 
+class PredictedFinish(_Answer):
+    """When a job that waits or runs will be done: half of such jobs are by `median`, nine of ten by `p90`."""
+
+    median: datetime
+    p90: datetime
+    basis: str  # what it rests on, for people: "mini, 41 jobs"
+
+
 class JobLine(_Answer):
     """A job as lists show it. Durations in seconds."""
 
@@ -72,6 +80,7 @@ class JobLine(_Answer):
     stage: str | None = None
     progress: float | None = None
     duration_s: float | None = None  # of the last attempt
+    predicted_finish: PredictedFinish | None = None  # None: not known, or it is settled
     lease_left_s: float | None = None
     epoch: int = 0
     attempt: int = 0
@@ -113,6 +122,8 @@ class JobView(JobLine):
     spec: dict[str, Any] = {}
     result: dict[str, Any] | None = None
     result_epoch: int | None = None
+    models: list[str] | None = None  # in order of preference; `model` is the one that it has now
+    why: list[str] = []  # why it is where it is, for people
     used_model: str | None = None
     attempts: list[AttemptLine] = []
     artifacts: list[ArtifactLine] = []
@@ -147,6 +158,7 @@ class WorkerLine(_Answer):
     presence: dict[str, Any] | None = None
     holds: list[dict[str, Any]] = []
     last_hour: dict[str, int] = {}
+    aside: list[dict[str, Any]] = []  # lanes that it gets nothing from for now: lane, failures, code, reason ...
 
 
 class LaneLine(_Answer):

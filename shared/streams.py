@@ -90,7 +90,7 @@ STREAMS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-async def ensure_streams(bus: Bus, *, first_seq: int, replicas: int = 1) -> list[str]:
+async def ensure_streams(bus: Bus, *, first_seq: int, known_seq: int = 0, replicas: int = 1) -> list[str]:
     """Make the streams what they must be; return the names of those that did not exist.
 
     A new stream begins at `first_seq`, which must be above every sequence that the ledger has seen, so that an ack from
@@ -100,7 +100,11 @@ async def ensure_streams(bus: Bus, *, first_seq: int, replicas: int = 1) -> list
     for name, desired in STREAMS.items():
         config = {"name": name, "num_replicas": replicas, **desired}
         try:
-            present = (await bus.api(f"STREAM.INFO.{name}"))["config"]
+            found = await bus.api(f"STREAM.INFO.{name}")
+            if name == "WORK" and found["state"]["last_seq"] < known_seq:  # an older store, or the end of it is gone
+                await bus.api("STREAM.DELETE.WORK")
+                found = await bus.api("STREAM.INFO.WORK")  # so it is made anew
+            present = found["config"]
         except ApiError as error:
             if error.err_code != STREAM_NOT_FOUND:
                 raise

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -136,6 +137,7 @@ class Submission(_Strict):
     key: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
     kind: Kind
     model: Model | None = None
+    models: Annotated[list[Model], Field(min_length=1, max_length=8)] | None = None  # instead, in order of preference
     spec: dict[str, Any]
     priority: Priority = Priority.NORMAL
     run_after: Instant | None = None
@@ -147,10 +149,22 @@ class Submission(_Strict):
         default={}, max_length=50
     )
 
-    @property
-    def lane(self) -> subjects.Lane:
-        """The lane on which the job will wait."""
-        return subjects.lane_of(self.kind, self.model)
+    @field_validator("models")
+    @classmethod
+    def _distinct(cls, models: list[str] | None) -> list[str] | None:
+        slugs = [subjects.slug(model) for model in models or ()]
+        twice = sorted({slug for slug in slugs if slugs.count(slug) > 1})
+        if twice:
+            msg = f"named twice, case and punctuation apart: {', '.join(twice)}"
+            raise ValueError(msg)
+        return models
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> "Submission":
+        if self.model is not None and self.models is not None:
+            msg = "give either model or models"
+            raise ValueError(msg)
+        return self
 
 
 def parse_submission(body: bytes, kinds: frozenset[str] | None = None) -> Submission:

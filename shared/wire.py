@@ -8,7 +8,16 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from shared.ids import NAME_PATTERN
 from shared.states import DenyReason, ErrorClass, LostReason, ReportOutcome, Verdict, WorkerState
@@ -101,6 +110,7 @@ class Presence(Open):
     capabilities: list[Capability] = Field(default=[], max_length=100)
     warm: list[str] = []
     busy: list[Busy] = Field(default=[], max_length=10_000)
+    as_of: AwareDatetime | None = None  # what the last answer said: this was sent after it
     facts: dict[str, Any] = {}
 
 
@@ -120,6 +130,7 @@ class PresenceReply(Open):
     lease_ttl_s: float
     heartbeat_s: float
     presence_s: float = 10.0
+    as_of: AwareDatetime | None = None  # the ledger's time; to be said in the next presence
     state: WorkerState = WorkerState.READY
 
 
@@ -181,6 +192,7 @@ class Granted(Open):
     lease_ttl_s: float
     heartbeat_s: float
     deadline_s: float  # from now, for the whole attempt
+    no_progress_s: float | None = None  # how long the generator may be silent, learned; None: the agent's own limit
     upload: Upload
     job: GrantedJob
 

@@ -61,6 +61,7 @@ class RunnableJob:
     spec: Mapping[str, Any]
     labels: Mapping[str, str]
     open_workspace: Callable[[], Path]
+    no_progress_s: float | None = None  # how long its generator may be silent, learned; None: not known
 
     @property
     def workspace(self) -> Path:
@@ -171,5 +172,14 @@ class Backed(Protocol):
     def status(self) -> dict[str, Any]:
         """Return what a person wants to know of the backend, as JSON.
 
-        `up`, `reason` (empty while it is up), `url`, `version`, `models`, `warm`, `probe_took_s`.
+        `up`, `reason` (empty while it is up), `url`, `version`, `models`, `warm`, `probe_took_s`; `proven_ago_s` since
+        it last generated well, None = never, only of one that probes by itself.
         """
+
+
+@runtime_checkable
+class Lacking(Protocol):
+    """What an executor has besides `Executor` if its settings may name what is not there."""
+
+    def lacks(self) -> dict[str, str]:
+        """Return each thing that is set and missing, and what to do about it, as far as its backend was seen."""

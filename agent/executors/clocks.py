@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -41,10 +41,18 @@ class Limits(BaseModel):
     """Until the first output; loading the model and reading the prompt lie before it."""
     idle_s: Seconds = 120
     """Between two outputs: the clock that catches a hang."""
+    least_idle_s: Seconds = 60
+    """What the coordinator has learned of that clock may make it shorter, but not shorter than this."""
     total_s: Seconds = 3600
     """From the request to the end."""
     wake_s: Annotated[float, Field(ge=0)] = 15
     """After the machine slept a generator has so long to give a sign of life."""
+
+    def learned(self, no_progress_s: float | None) -> Self:
+        """Return them with the idle clock as short as a grant's `no_progress_s` makes it; it never gets longer."""
+        if no_progress_s is None:
+            return self
+        return self.model_copy(update={"idle_s": min(self.idle_s, max(no_progress_s, self.least_idle_s))})
 
 
 class OutOfTime(Exception):  # noqa: N818 - it is the clock that ran out

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from agent.executors import comfyui_graph as graphs
 from agent.executors import comfyui_outcome as outcomes
 from agent.executors.base import BackendDown, Elsewhere, Permanent, Product, Progress, RunnableJob, Transient
-from agent.executors.clocks import Clocks, Limit, OutOfTime
+from agent.executors.clocks import Clocks, Limit, Limits, OutOfTime
 from agent.executors.comfyui_client import Client, NoAnswer, Refused
-from agent.executors.comfyui_discovery import missing_files
+from agent.executors.comfyui_discovery import missing_files, remedies
 from agent.executors.comfyui_graph import Graph
 from agent.executors.comfyui_inputs import Inputs
 from agent.executors.comfyui_product import collect, fetch, refs_of
@@ -72,6 +72,10 @@ class ComfyUIExecutor(HttpExecutor):
     def status(self) -> dict[str, Any]:
         """Return what a person wants to know of the server; `missing`: the files that configured models lack."""
         return {**super().status(), "missing": self._missing}
+
+    def lacks(self) -> dict[str, str]:
+        """Return the configured models that lack files."""
+        return remedies(self._missing)
 
     def need_bytes(self, job: RunnableJob) -> int | None:
         """Return what the settings say of the job's model; 0 if it made the last picture."""
@@ -183,7 +187,8 @@ class ComfyUIExecutor(HttpExecutor):
 
     async def _turn(self, job: RunnableJob, spec: ImageSpec, progress: Progress, graph: Graph, turn: int) -> Product:
         began_at = self.now()
-        prompt = self._prompt(graph, graphs.prompt_id_of(job.id, job.epoch, turn), progress)
+        limits = self.settings.learned(job.no_progress_s)
+        prompt = self._prompt(graph, graphs.prompt_id_of(job.id, job.epoch, turn), progress, limits)
         try:
             entry = await prompt.run()
         except OutOfTime as late:
@@ -214,8 +219,8 @@ class ComfyUIExecutor(HttpExecutor):
         result = {"images": len(files), "seed": graph.settings.get("seed")}
         return Product(result=result, files=files, model=model or job.model or "workflow", settings=settings)
 
-    def _prompt(self, graph: Graph, prompt_id: str, progress: Progress) -> Prompt:
-        clocks = Clocks(self.settings, self.now)
+    def _prompt(self, graph: Graph, prompt_id: str, progress: Progress, limits: Limits | None = None) -> Prompt:
+        clocks = Clocks(limits or self.settings, self.now)
         follower = Follower(prompt_id, graph.nodes, progress, clocks, self.now)
         return Prompt(
             client=self.client, settings=self.settings, clocks=clocks, follower=follower, graph=graph, id=prompt_id

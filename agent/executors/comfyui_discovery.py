@@ -1,4 +1,4 @@
-"""Which of the configured models can a server run? Asked of its loaders, one small question each.
+"""Which of the configured models can a server run, and what do the others lack? Asked of its loaders, one by one.
 
 The list of all nodes is near a megabyte, so it is never asked for. Called by `comfyui`.
 """
@@ -9,6 +9,15 @@ from agent.executors import comfyui_templates as templates
 from agent.executors.comfyui_client import Client
 from agent.executors.comfyui_graph import upscaler_of
 from agent.executors.comfyui_settings import ImageModel
+
+_FOLDERS = {
+    "checkpoint": "checkpoints",
+    "unet": "diffusion_models",
+    "clip": "text_encoders",
+    "clip2": "text_encoders",
+    "vae": "vae",
+    "upscale_model": "upscale_models",
+}
 
 
 async def missing_files(client: Client, models: Mapping[str, ImageModel]) -> dict[str, list[str]]:
@@ -24,3 +33,14 @@ async def missing_files(client: Client, models: Mapping[str, ImageModel]) -> dic
             if file not in (known[loader] or ()):
                 missing.setdefault(name, []).append(f"{placeholder}: {file}")
     return missing
+
+
+def remedies(missing: Mapping[str, list[str]]) -> dict[str, str]:
+    """Return what to do for each model that lacks files; `missing` as above."""
+    found = {}
+    for model, lacks in missing.items():
+        pairs = [lack.partition(": ") for lack in lacks]
+        folders = ", ".join(f"{file} into models/{_FOLDERS[placeholder]}" for placeholder, _, file in pairs)
+        names = ", ".join(placeholder for placeholder, _, _ in pairs)
+        found[f"model {model}"] = f"put {folders} of ComfyUI, or correct {names} in executors.comfyui.models.{model}"
+    return found

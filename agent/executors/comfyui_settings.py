@@ -79,6 +79,8 @@ class ComfyUISettings(HttpSettings):
     """Until the first sign of life; other prompts that wait before ours count as one when they move on."""
     idle_s: Seconds = 600
     """Between two signs of life; moving a big model onto the device is silent for minutes."""
+    least_idle_s: Seconds = 180
+    """Longer than moving a model takes that the jobs on record found loaded."""
     total_s: Seconds = 7200
     """From the request to the end; the job's own deadline usually comes first."""
     answer_s: Seconds = 60

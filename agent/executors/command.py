@@ -132,11 +132,18 @@ class CommandExecutor:
             if os.access(program.program, os.X_OK)
         ]
 
+    def lacks(self) -> dict[str, str]:
+        """Return the programs that can't be run."""
+        return {
+            f"program {name}": f"install {program.program} and make it executable, or correct executors.command"
+            for name, program in self._programs.items()
+            if not os.access(program.program, os.X_OK)
+        }
+
     async def start(self) -> None:
         """Say which programs are missing; they may come later."""
-        for name, program in self._programs.items():
-            if not os.access(program.program, os.X_OK):
-                _log.warning("program can't be run", name=name, program=str(program.program))
+        for name, todo in self.lacks().items():
+            _log.warning("program can't be run", name=name, todo=todo)
 
     async def aclose(self) -> None:
         """Nothing to end: children end with their jobs."""
@@ -165,7 +172,7 @@ class CommandExecutor:
         return Product(result=told.result, files=files, model=told.model or job.model, settings=told.settings)
 
     def _program(self, job: RunnableJob) -> Program:
-        """Return the program that names the job's model, or else one that takes any."""
+        """Return the program that names the job's model, or else one that takes any; without a model any will do."""
         wanted = subjects.slug(job.model) if job.model else None
         fitting = [program for program in self._programs.values() if program.kind == job.kind]
         for program in fitting:
@@ -174,6 +181,8 @@ class CommandExecutor:
         for program in fitting:
             if "*" in program.models:
                 return program
+        if wanted is None and fitting:
+            return fitting[0]
         raise Elsewhere("no_program", f"no program here serves {job.kind} with {job.model}")
 
 

@@ -155,7 +155,14 @@ class HttpExecutor(ABC):
             "models": [model for capability in self.found.capabilities for model in capability.models],
             "warm": self.found.warm,
             "probe_took_s": self._proof_took_s,
+            **self._proven(),
         }
+
+    def _proven(self) -> dict[str, float | None]:
+        if not self.probe_every_s():
+            return {}
+        proven = self._proven_at > float("-inf")
+        return {"proven_ago_s": round(self.now() - self._proven_at, 3) if proven else None}
 
     async def start(self) -> None:
         """Begin to look after the backend."""

@@ -150,6 +150,10 @@ class OllamaExecutor(TextExecutor):
         """Return the model's digest."""
         return self._model(model).digest or None
 
+    def remedy(self, model: str) -> str:
+        """Return how to get a model."""
+        return f"run: ollama pull {model}; or correct executors.ollama"
+
     def check(self, order: Order, answer: Answer) -> tuple[Finding, str] | None:
         """Find out that the beginning of the conversation was dropped: far fewer tokens were read than were sent."""
         sent = sum(len(message["content"]) for message in order.messages)

@@ -119,9 +119,22 @@ class Registry:
         ready = (executor for executor in self._up() if self._gpu.free or not _uses_gpu(executor))
         return any(_fits(capability, kind, slug) for executor in ready for capability in executor.capabilities())
 
+    def is_warm(self, kind: str, slug: str) -> bool:
+        """Whether a job of a lane would find its model in memory; one that names no model finds any."""
+        return any(
+            _holds(executor, slug) and any(_fits(capability, kind, slug) for capability in executor.capabilities())
+            for executor in self._up()
+        )
+
     def warm(self) -> list[str]:
         """Return the models that are in memory."""
         return sorted({model for executor in self._up() if isinstance(executor, Backed) for model in executor.warm()})
+
+    def probes(self) -> dict[str, float | None]:
+        """Return how many seconds ago each executor that probes last proved that it generates; None = never."""
+        backed = [executor for executor in self._executors if isinstance(executor, Backed)]
+        found = {executor.name: executor.status() for executor in backed}
+        return {name: status["proven_ago_s"] for name, status in found.items() if "proven_ago_s" in status}
 
     async def run(self, executor: Executor, job: RunnableJob, progress: Progress) -> Product:
         """Run a job, when the GPU is free if it needs that; what its executor raises is left to the caller."""
@@ -161,6 +174,12 @@ def _known(executor: Executor) -> list[Capability]:
 
 def _uses_gpu(executor: Executor) -> bool:
     return isinstance(executor, Backed) and executor.gpu
+
+
+def _holds(executor: Executor, slug: str) -> bool:
+    """Whether an executor has a model of this slug in memory; a job that names none finds any."""
+    loaded = {subjects.slug(model) for model in executor.warm()} if isinstance(executor, Backed) else set()
+    return bool(loaded) if slug == subjects.ANY else slug in loaded
 
 
 def _fits(capability: Capability, kind: str, slug: str) -> bool:

@@ -125,9 +125,9 @@ class SketchExecutor:
         seed, prompt = spec.seed or 0, spec.prompt or "workflow"
         files: list[ProductFile] = []
         for number in range(1, spec.n + 1):
-            progress.detail(f"image {number} of {spec.n}")
             if number > 1:
                 progress.stage(stages[-1])
+            progress.detail(f"image {number} of {spec.n}")
             path = job.workspace / f"image-{number}.png"
             await _draw(path, progress, spec, prompt=prompt, seed=seed + number - 1)
             files.append(ProductFile(path, "image/png"))

@@ -66,6 +66,18 @@ class TextExecutor(HttpExecutor):
     def same_model(self, asked: str, answered: str) -> bool:
         """Say whether the model that answered is the one that was asked."""
 
+    def lacks(self) -> dict[str, str]:
+        """Return the models of the settings that the server does not have."""
+        models = self.settings.models
+        named = [*(models.values() if isinstance(models, dict) else models)]
+        named += [name for name in (self.settings.default_model, self.settings.probe_model) if name]
+        there = {subjects.slug(name) for pair in self.offered.items() for name in pair}
+        return {f"model {name}": self.remedy(name) for name in named if subjects.slug(name) not in there}
+
+    def remedy(self, model: str) -> str:
+        """Return what to do for a model that the server does not have."""
+        return f"load or install {model} there, or correct executors.{self.name}"
+
     async def settle(self) -> None:
         """Return when the server is idle after a generation was dropped, or when that can't be known."""
 
@@ -111,7 +123,7 @@ class TextExecutor(HttpExecutor):
     async def work(self, job: RunnableJob, progress: Progress) -> Product:
         """Write an article."""
         order = self.order_of(job)
-        clocks = Clocks(self.settings, self.now)
+        clocks = Clocks(self.settings.learned(job.no_progress_s), self.now)
         telling = Telling(progress, clocks, order.max_tokens, self.settings.most_bytes, self.now)
         try:
             async with clocks.running():

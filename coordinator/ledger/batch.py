@@ -80,7 +80,7 @@ async def _in_transaction(
         job.take(command, decision)
         decisions.append(decision)
         changes.append(None if decision.job is None or decision.job is before else (before, decision.job))
-    new_lanes = {t.admit.lane for t in tracked.values() if t.admit is not None} - lanes
+    new_lanes = {t.job.lane for t in tracked.values() if t.job is not None and t.placed} - lanes
     missed = await write(connection, tracked.values(), new_lanes, now)
     payloads = await _payloads(connection, commands, decisions)
     committed = Committed([])

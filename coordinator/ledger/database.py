@@ -40,6 +40,10 @@ def sql(name: str) -> str:
     return (files("coordinator.ledger") / "sql" / f"{name}.sql").read_text()
 
 
+_IDLE_IN_TRANSACTION = "10s"
+"""A coordinator that froze, or whose link went, in the middle of a commit must not keep its rows from the others."""
+
+
 async def open_pool(dsn: str, *, min_size: int = 1, max_size: int = 8) -> asyncpg.Pool:
     """Open a pool whose jsonb values are Python values; the ledger's writer keeps one of its connections.
 
@@ -54,7 +58,11 @@ async def open_pool(dsn: str, *, min_size: int = 1, max_size: int = 8) -> asyncp
             command_timeout=STATEMENT_S,
             init=_prepare,
             reset=_leave_as_it_is,
-            server_settings={"application_name": "tandem", "timezone": "UTC"},
+            server_settings={
+                "application_name": "tandem",
+                "timezone": "UTC",
+                "idle_in_transaction_session_timeout": _IDLE_IN_TRANSACTION,
+            },
         )
 
 

@@ -68,6 +68,7 @@ class Job(NamedTuple):
     lease_expires_at: datetime | None = None  # set exactly while processing
     finished_at: datetime | None = None  # set exactly while settled
     error: dict[str, Any] | None = None  # why it failed
+    models: tuple[str, ...] = ()  # in order of preference, `model` among them; empty = there is no choice
     last: Attempt | None = None  # the attempt of `epoch`; None before the first claim
 
 
@@ -93,6 +94,7 @@ class Admit:
     timeout_s: float
     review: bool
     callback_url: str | None
+    models: tuple[str, ...] = ()  # in order of preference, `model` among them; empty = there is no choice
     offer: bool = False  # the lane's window has room: offer it in the same commit
 
 
@@ -121,6 +123,14 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Relane:
+    """Nobody takes the job where it waits, and somebody would with another of its models."""
+
+    job_id: UUID
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """A worker asks for the lease through a delivery."""
 
@@ -129,7 +139,7 @@ class Claim:
     instance: str | None
     delivery: str
     token: Delivery  # `delivery`, read
-    paused: Literal["lane", "worker"] | None = None
+    paused: Literal["lane", "worker", "aside"] | None = None  # aside: this worker fails again and again in the lane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +166,7 @@ class FileReport:
     sha256: bytes  # of the report's body
     jitter: float = 0.0  # in [-1, 1], for the backoff
     capable: frozenset[str] = frozenset()  # workers, present or known, that serve the job's lane
+    another_model: bool = False  # somebody, present or known, serves a later one of the job's models
     uploaded: frozenset[tuple[str, int, str]] = frozenset()  # (name, size, sha256)
 
 
@@ -175,6 +186,8 @@ class RollCall:
     worker: str
     instance: str
     epoch: int | None  # the epoch that presence lists for this job; None = not listed
+    retired: frozenset[str] = frozenset()  # processes of this worker that `instance` has replaced
+    as_of: datetime | None = None  # the presence was sent after this; None = not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +252,7 @@ Command = (
     | Dispatch
     | Offered
     | Withdraw
+    | Relane
     | Claim
     | Heartbeat
     | FileReport

@@ -15,6 +15,7 @@ import orjson
 
 from coordinator.ledger.database import fetch
 from shared.states import JobState, WorkerState
+from shared.subjects import lane_of_consumer
 from shared.wire import Presence
 
 MAX_KEPT_BYTES = 64 * 1024
@@ -99,6 +100,66 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class DurationRow:
+    """How long a result took."""
+
+    lane: str
+    worker: str
+    took_s: float  # from the grant until the report was accepted
+    elapsed_s: float | None  # from the grant until the generator was done, as its agent told it
+    stages: list[dict[str, Any]] | None  # [{"stage", "at_s"}] by the agent's clock; None: not told, or very many
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRow:
+    """How far a job is that somebody works on."""
+
+    lane: str
+    worker: str
+    claimed_at: datetime
+    stage: str | None
+    progress: float | None  # of the stage
+    heartbeat_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """A worker's last attempts in a lane, all of which failed in a way that may be the machine's."""
+
+    worker: str
+    lane: str
+    failures: int  # in a row, counted back to the last success
+    code: str | None  # of the last one
+    message: str | None
+    age_s: float  # since the last one
+    empty: bool  # the newest ones were answers without content
+    others: bool  # another worker succeeded in the lane meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Where a job waits, and where else it might."""
+
+    kind: str
+    lane: str
+    model: str | None
+    models: tuple[str, ...]  # in order of preference; empty = there is no choice
+
+
+@dataclass(frozen=True, slots=True)
+class MovableRow:
+    """A waiting job that has a choice of models."""
+
+    id: UUID
+    kind: str
+    lane: str
+    model: str
+    models: list[str]
+    excluded: frozenset[str]
+    offered_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class StoredArtifact:
     """A file that is stored for one epoch."""
 
@@ -127,9 +188,12 @@ class Queries:
         """Return jobs whose lease is over, in id order, from beyond `after` on."""
         return [row["id"] for row in await self._all("expired", limit, after)]
 
-    async def backlog(self, lane: str, limit: int) -> list[UUID]:
-        """Return the jobs of a lane that are due and not offered, in the order priority, run_after, id."""
-        return [row["id"] for row in await self._all("backlog", lane, limit)]
+    async def backlog(self, lane: str, limit: int, free: Sequence[str] | None = None) -> list[UUID]:
+        """Return the jobs of a lane that are due and not offered, in the order priority, run_after, id.
+
+        With `free` only those that one of these workers may take.
+        """
+        return [row["id"] for row in await self._all("backlog", lane, limit, free)]
 
     async def lanes_with_work(self) -> list[LaneWork]:
         """Return every lane with a job that waits, is offered or is held."""
@@ -139,10 +203,25 @@ class Queries:
         """Return every lane that ever had a job or was spoken of, by name."""
         return [row["name"] for row in await self._all("known_lanes")]
 
-    async def lane_of(self, job_id: UUID) -> str | None:
-        """Return a job's lane; None if there is no such job."""
-        rows = await self._all("lane_of", job_id)
-        return rows[0]["lane"] if rows else None
+    async def placing_of(self, job_id: UUID) -> Placing | None:
+        """Return where a job belongs; None if there is no such job."""
+        rows = await self._all("placing_of", job_id)
+        return Placing(**{**rows[0], "models": tuple(rows[0]["models"] or ())}) if rows else None
+
+    async def movable(self, lanes: Sequence[str], after: UUID | None, limit: int) -> list[MovableRow]:
+        """Return waiting jobs that have a choice, in one of `lanes` or refused by a worker; by id, beyond `after`."""
+        rows = await self._all("movable", after, lanes, limit)
+        return [MovableRow(**{**row, "excluded": frozenset(row["excluded"])}) for row in rows]
+
+    async def streaks(
+        self, *, within_s: float, attempts: int, failures: int, empty: Sequence[str], recently_s: float
+    ) -> list[Streak]:
+        """Return who failed `failures` times in a row or more, and in which lane; reads the last `attempts` of each
+        worker. `empty`: codes of answers without content. `recently_s`: how long another's success counts.
+        """
+        rows = await self._all("streaks", within_s, attempts, failures, empty, recently_s)
+        found = [{**row, "lane": lane_of_consumer(row["consumer"])} for row in rows]
+        return [Streak(**{name: value for name, value in row.items() if name != "consumer"}) for row in found]
 
     async def offers(self, older_than_s: float) -> list[OfferRow]:
         """Return the offers that nobody has claimed for so long, the oldest first."""
@@ -200,6 +279,23 @@ class Queries:
     async def highest_seq(self) -> int:
         """Return the highest WORK sequence that the ledger has seen; 0 = none (rule 9). Reads the whole table."""
         return (await self._one("highest_seq"))["seq"]  # type: ignore[no-any-return]
+
+    # ---- the forecast
+
+    async def durations(self, most_lanes: int, per_lane: int) -> list[DurationRow]:
+        """Return how long the last results of each lane took."""
+        return [DurationRow(**row) for row in await self._all("forecast_durations", most_lanes, per_lane)]
+
+    async def queues(self, lanes: Sequence[str], per_lane: int) -> dict[str, list[UUID]]:
+        """Return the first jobs that wait in each of these lanes, in the order in which they are taken."""
+        found: dict[str, list[UUID]] = {lane: [] for lane in lanes}
+        for row in await self._all("forecast_queue", lanes, per_lane):
+            found[row["lane"]].append(row["id"])
+        return found
+
+    async def held_by(self, workers: Sequence[str], limit: int) -> list[HeldRow]:
+        """Return how far what these workers hold is."""
+        return [HeldRow(**row) for row in await self._all("forecast_held", workers, limit)]
 
     # ---- workers and lanes
 

@@ -33,6 +33,8 @@ job_columns = attrgetter(
     "lease_losses",
     "silences",
     "excluded",
+    "model",
+    "lane",
     "offered_at",
     "offered_seq",
     "spent_seq",
@@ -106,6 +108,7 @@ def job_of(row: Mapping[str, Any], last: Attempt | None) -> Job:
         lease_expires_at=row["lease_expires_at"],
         finished_at=row["finished_at"],
         error=row["error"],
+        models=tuple(row["models"] or ()),
         last=last,
     )
 
@@ -132,7 +135,7 @@ class AttemptWrite:
 def job_insert_columns(new: Sequence[tuple[Admit, Job]]) -> Columns:
     """Return the columns of job_insert.sql."""
     return _columns(
-        18,
+        19,
         (
             (
                 job.id,
@@ -153,6 +156,7 @@ def job_insert_columns(new: Sequence[tuple[Admit, Job]]) -> Columns:
                 job.run_after,
                 job.created_at,
                 job.offered_at,
+                _text_array(job.models) if job.models else None,
             )
             for admit, job in new
         ),
@@ -162,7 +166,7 @@ def job_insert_columns(new: Sequence[tuple[Admit, Job]]) -> Columns:
 def job_update_columns(writes: Sequence[JobWrite]) -> Columns:
     """Return the columns of job_update.sql."""
     return _columns(
-        20,
+        22,
         (
             (
                 job.id,
@@ -185,6 +189,8 @@ def job_update_columns(writes: Sequence[JobWrite]) -> Columns:
                 report.epoch if report else None,
                 report.model if report else None,
                 write.announced,
+                job.model,
+                job.lane,
             )
             for write in writes
             for job, report in [(write.job, write.result)]

@@ -72,6 +72,7 @@ def _check(rule: str, name: str) -> CheckConstraint:
 _PENDING = text("state = 'pending' AND offered_at IS NULL")
 _OFFERED = text("state = 'pending' AND offered_at IS NOT NULL")
 _PROCESSING = text("state = 'processing'")
+_CHOICES = text("state = 'pending' AND models IS NOT NULL")
 
 
 class JobTable(SQLModel, table=True):
@@ -99,14 +100,17 @@ class JobTable(SQLModel, table=True):
             "epoch >= 0 AND attempt >= 0 AND lease_losses >= 0 AND (epoch > 0 OR state <> 'processing')",
             "job_counts_from_zero",
         ),
-        _check("silences >= 0", "job_silences_from_zero"),
         _check("max_attempts >= 1 AND timeout_s > 0", "job_limits_positive"),
         # The backlog of a lane, read per priority: due ones in order (job_backlog.sql).
         Index("job_backlog", "lane", text("priority DESC"), "run_after", "id", postgresql_where=_PENDING),
         Index("job_offered", "lane", postgresql_where=_OFFERED),
         Index("job_processing", "id", postgresql_where=_PROCESSING),  # the reaper's
+        Index("job_choices", "id", postgresql_where=_CHOICES),  # placement's
         Index("job_holder", "worker", postgresql_where=_PROCESSING),
         Index("job_outbox", "finished_at", "id", postgresql_where=text("unpublished")),
+        Index(  # the forecast's
+            "job_done", "lane", text("finished_at DESC"), postgresql_where=text("result_epoch IS NOT NULL")
+        ),
         Index("job_list", text("created_at DESC"), "id"),
         Index("job_list_by_state", "state", text("created_at DESC"), "id"),
     )
@@ -145,6 +149,7 @@ class JobTable(SQLModel, table=True):
     result_model: str | None = Field(sa_column=_may(Text))
     unpublished: bool = Field(sa_column=_must(Boolean, "false"))  # settled, and RESULTS has not acknowledged it
     published_epoch: int | None = Field(sa_column=_may(Integer))  # the epoch that went out last
+    models: list[str] | None = Field(sa_column=_may(ARRAY(Text)))  # in order of preference, `model` among them
 
 
 class AttemptTable(SQLModel, table=True):
@@ -279,6 +284,7 @@ class WorkerTable(SQLModel, table=True):
     seen_at: datetime | None = Field(sa_column=_may(_INSTANT))
     presence: dict[str, Any] | None = Field(sa_column=_may(JSONB))  # its last message
     wanted: str = Field(sa_column=_must(Text, "'ready'"))
+    resumed_at: datetime | None = Field(sa_column=_may(_INSTANT))  # failures of attempts from before count no more
 
 
 class LaneTable(SQLModel, table=True):

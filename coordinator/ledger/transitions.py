@@ -8,8 +8,10 @@ calls it, and writes what it says. Nothing else changes a job.
     any                  Admit              same content / other content           SameJob / Conflict
     pending              Dispatch           due, not offered                       offered (the message follows)
     pending              Withdraw           still the offer that was looked at     not offered
+    pending              Relane             not offered, another of its models     waits in that model's lane
     any                  Claim              through another lane's delivery        denied `unknown`
     pending              Claim              offered, due, not excluded, not spent  processing, epoch + 1
+    pending              Claim              worker excluded, or set aside          denied `elsewhere`
     processing           Claim              same worker, same delivery, lease on   Grant again, nothing changes
     processing           Claim              lease live                             denied `leased`
     processing           Claim              lease over, later delivery             lapse charged; then as pending
@@ -87,6 +89,7 @@ from coordinator.ledger.model import (
     Record,
     Refused,
     Reject,
+    Relane,
     Remove,
     Retry,
     RollCall,
@@ -110,7 +113,7 @@ from shared.states import (
     ReportOutcome,
     Verdict,
 )
-from shared.subjects import consumer_of, lane_of_consumer, parse_delivery
+from shared.subjects import consumer_of, lane_of, lane_of_consumer, parse_delivery
 
 
 def decide(job: Job | None, command: Command, now: datetime, policy: Policy) -> Decision:
@@ -131,6 +134,8 @@ def decide(job: Job | None, command: Command, now: datetime, policy: Policy) -> 
             return _offered(job, command)
         case Withdraw():
             return _withdraw(job, command)
+        case Relane():
+            return _relane(job, command)
         case Claim():
             return _claim(job, command, now, policy)
         case Heartbeat():
@@ -189,6 +194,7 @@ def _admit(job: Job | None, c: Admit, now: datetime) -> Decision:
         review=c.review,
         run_after=run_after,
         created_at=now,
+        models=c.models,
     )
     if not c.offer or run_after > now:
         return Decision(new, Admitted(), (Wake(c.lane),))
@@ -223,6 +229,16 @@ def _withdraw(job: Job, c: Withdraw) -> Decision:
     if c.reason != "unsent":  # what can't be sent now waits for the dispatcher's next round
         effects = (*effects, Wake(job.lane))
     return Decision(after, Done(), effects)
+
+
+def _relane(job: Job, c: Relane) -> Decision:
+    """Move a job to another of its models; who was excluded said so of the model before."""
+    if job.state is not JobState.PENDING or job.offered_at is not None:
+        return Decision(job, Nothing("not waiting for an offer"))
+    if c.model == job.model or c.model not in job.models:
+        return Decision(job, Nothing("not another of its models"))
+    after = job._replace(model=c.model, lane=lane_of(job.kind, c.model), excluded=())
+    return Decision(after, Done(), (Wake(after.lane),))
 
 
 def _unoffer(job: Job) -> tuple[Job, tuple[Effect, ...]]:
@@ -291,7 +307,7 @@ def _claim_pending(job: Job, c: Claim, now: datetime, policy: Policy) -> Decisio
     if job.run_after > now:
         after, effects = _unoffer(job._replace(offered_seq=c.token.seq))
         return Decision(after, Denial(DenyReason.NOT_DUE, (job.run_after - now).total_seconds()), effects)
-    if c.worker in job.excluded:
+    if c.worker in job.excluded or c.paused == "aside":
         return _not_here(job, c, DenyReason.ELSEWHERE, policy)
     attempt = Attempt(
         epoch=job.epoch + 1,
@@ -476,7 +492,7 @@ def _failed(job: Job, error: dict[str, Any], c: FileReport, now: datetime, polic
             return _charged(end, error, c.jitter, now, policy)
         case ErrorClass.ELSEWHERE:
             excluded = end._replace(excluded=(*end.excluded, c.worker))
-            if c.capable <= frozenset(excluded.excluded):
+            if c.capable <= frozenset(excluded.excluded) and not c.another_model:
                 return _settled(excluded._replace(error=error), JobState.FAILED, now)
             return _pending(excluded, now)
         case ErrorClass.PERMANENT:
@@ -553,6 +569,8 @@ def _roll_call(job: Job, c: RollCall, now: datetime, policy: Policy) -> Decision
     lapsed = job.state is JobState.PENDING and last is not None and last.outcome is AttemptOutcome.LEASE_EXPIRED
     if last is None or last.worker != c.worker or not (lapsed or job.state is JobState.PROCESSING):
         return Decision(job, Nothing("not this worker's"))
+    if _superseded(c.instance, last) and last.instance not in c.retired:
+        return Decision(job, Nothing("of a newer process"))  # this presence was on its way when that one came
     if c.epoch == last.epoch:
         if last.instance == c.instance:
             return Decision(job, Nothing("held"))
@@ -563,6 +581,8 @@ def _roll_call(job: Job, c: RollCall, now: datetime, policy: Policy) -> Decision
         return _lapse(job, Lapse.RESTARTED, now, policy)
     if now - last.claimed_at < timedelta(seconds=policy.presence_s):
         return Decision(job, Nothing("younger than one presence round"))
+    if c.as_of is not None and c.as_of < last.claimed_at:
+        return Decision(job, Nothing("granted after that presence may have been sent"))
     error = {"code": "ghost_lease", "message": "its worker no longer lists it", "class": "transient", "detail": None}
     ended = _pending(_ended(job, AttemptOutcome.RELEASED, now, error, None), now)
     tell = Tell(last.worker, job.id, last.epoch, LostReason.STALE)

@@ -87,6 +87,11 @@ class Tracked:
                 if accepted:
                     self.result = report
 
+    @property
+    def placed(self) -> bool:
+        """Whether the job came to its lane in this batch."""
+        return self.job is not None and (self.admit is not None or self.base is None or self.job.lane != self.base.lane)
+
     def changed(self) -> bool:
         """Say whether the job's row changes in more than its lease's end."""
         if self.cleared or self.announced or self.result is not None:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 from uuid import UUID
@@ -52,6 +52,12 @@ class Sparing:
             return cast(_T, answer)
 
 
+async def predict_nothing(rows: Sequence[views.Row]) -> None:
+    """Say of each job that it is not known when it will be done."""
+    for row in rows:
+        row["predicted_finish"] = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebContext:
     """Everything that the HTTP side needs from the rest of the coordinator; made in `service.py`."""
@@ -68,7 +74,10 @@ class WebContext:
     pause_lane: Callable[[str, bool, str], Awaitable[object]]  # (lane, paused, who says so)
     health: Callable[[], Mapping[str, Any]]  # loops, bus and ledger, as /status shows them
     ready: Callable[[], list[str]]  # why it is not ready; empty = ready
+    predict: Callable[[Sequence[views.Row]], Awaitable[None]] = predict_nothing  # adds `predicted_finish` to jobs
     max_artifact_bytes: int = 512 * 1024 * 1024
+    why: Callable[[views.Row], list[str]] = lambda _: []  # of a job with its attempts: why it is where it is
+    aside: Callable[[str], list[dict[str, Any]]] = lambda _: []  # of a worker: the lanes that it gets nothing from
     base_url: str | None = None  # how readers reach this server; None = as the request at hand did
     sparing: Sparing = field(default_factory=Sparing)  # between the page and the counts of all jobs
 

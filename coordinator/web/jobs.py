@@ -65,6 +65,7 @@ async def search(context: WebContext, request: web.Request, caller: Caller) -> w
     limit = number_of(query, "limit", _PAGE, _MOST)
     wanted = replace(_filter(query), source=caller.source)
     rows = await views.jobs(context.pool, wanted, limit + 1)
+    await context.predict(rows[:limit])
     following = _cursor_text(rows[limit - 1]) if len(rows) > limit else None
     return json_response({"jobs": rows[:limit], "next": following})
 
@@ -75,6 +76,7 @@ async def show(context: WebContext, request: web.Request, caller: Caller) -> web
     job = await _view(context, request, job_id, caller.source)
     if job is None:
         raise no_such_job(job_id)
+    await context.predict([job])
     return json_response(job)
 
 
@@ -144,6 +146,8 @@ async def _view(context: WebContext, request: web.Request, job_id: UUID, source:
         base_url = context.base_url or str(request.url.origin())
         for artifact in job["artifacts"]:
             artifact["url"] = artifact_url(base_url, job_id, artifact["name"])
+        job["why"] = context.why(job)
+        job["predicted_finish"] = None  # reckoned only for those who ask: a burst of submissions must not pay for it
     return job
 
 

@@ -76,7 +76,9 @@ async def status(context: WebContext, _: web.Request, __: Caller) -> web.Respons
         body["jobs"] = await counts_of(context)
         body["lanes"] = await lanes_of(context)
         body["workers"] = await workers_of(context)
-        body["running"] = await views.running(context.pool, _RUNNING)
+        running = await views.running(context.pool, _RUNNING)
+        await context.predict(running)
+        body["running"] = running
     except LedgerDownError as error:
         body["ledger"] = {"up": False, "error": str(error)}
     return json_response(body)
@@ -95,7 +97,8 @@ async def readyz(context: WebContext, _: web.Request) -> web.Response:
 
 async def workers_of(context: WebContext) -> list[views.Row]:
     """Return every worker, `present` by the policy's presence round."""
-    return await views.workers(context.pool, MISSED_ROUNDS * context.policy.presence_s)
+    rows = await views.workers(context.pool, MISSED_ROUNDS * context.policy.presence_s)
+    return [{**row, "aside": context.aside(row["name"])} for row in rows]
 
 
 @cache

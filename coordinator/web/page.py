@@ -17,6 +17,7 @@ from shared.errors import LedgerDownError
 
 _RELOAD_S: Final = 5
 _RUNNING, _JOBS, _REJECTED = 100, 20, 10
+_DONE: Final = ("likely done", "9 of 10 done by", "judged by")
 
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2127 }
@@ -57,17 +58,19 @@ async def _parts(context: WebContext) -> list[str]:
     counts = await counts_of(context)
     running = await views.running(context.pool, _RUNNING)
     recent = await views.jobs(context.pool, views.JobFilter(), _JOBS)
+    await context.predict(running)
+    await context.predict(recent)
     return [
         _table("Jobs by state", counts, [counts.values()]),
         _table(
             "What runs where",
-            ("job", "kind", "model", "worker", "stage", "since", "last heartbeat", "lease left"),
+            ("job", "kind", "model", "worker", "stage", "since", "last heartbeat", "lease left", *_DONE),
             (_running(row) for row in running),
             "Nothing runs." if not running else "",
         ),
         _table(
             "Workers",
-            ("worker", "state", "last heard of", "holds", "ended in the last hour"),
+            ("worker", "state", "last heard of", "holds", "ended in the last hour", "set aside"),
             (_worker(row) for row in await workers_of(context)),
         ),
         _table(
@@ -87,7 +90,7 @@ async def _parts(context: WebContext) -> list[str]:
         ),
         _table(
             "Last jobs",
-            ("job", "kind", "source", "state", "worker", "attempts failed", "leases lost", "error"),
+            ("job", "kind", "source", "state", "worker", "attempts failed", "leases lost", *_DONE, "error"),
             (_job(row) for row in recent),
         ),
         _table(
@@ -120,7 +123,8 @@ def _running(row: views.Row) -> tuple[Any, ...]:
     if row["progress"] is not None:
         stage = f"{stage} {row['progress']:.0%}"
     model, beat, left = row["model"] or "any", _s(row["heartbeat_age_s"]), _s(row["lease_left_s"])
-    return _Job(row["id"]), row["kind"], model, row["worker"], stage, _s(row["since_s"]), beat, left
+    facts = (_Job(row["id"]), row["kind"], model, row["worker"], stage, _s(row["since_s"]), beat, left)
+    return *facts, *_done(row)
 
 
 def _worker(row: views.Row) -> tuple[Any, ...]:
@@ -129,7 +133,8 @@ def _worker(row: views.Row) -> tuple[Any, ...]:
     if row["wanted"] != "ready":
         state = f"{state}, told to be {row['wanted']}"
     ended = ", ".join(f"{outcome} {count}" for outcome, count in sorted(row["last_hour"].items()))
-    return row["name"], state, _s(row["seen_age_s"]), len(row["holds"]), ended
+    aside = "; ".join(one["reason"] for one in row["aside"])
+    return row["name"], state, _s(row["seen_age_s"]), len(row["holds"]), ended, aside
 
 
 def _job(row: views.Row) -> tuple[Any, ...]:
@@ -137,8 +142,13 @@ def _job(row: views.Row) -> tuple[Any, ...]:
     failed = f"{row['attempt']} of {row['max_attempts']}"
     return (
         *(_Job(row["id"]), row["kind"], row["source"], row["state"], row["worker"] or ""),
-        *(failed, row["lease_losses"], str(error)[:300]),
+        *(failed, row["lease_losses"], *_done(row), str(error)[:300]),
     )
+
+
+def _done(row: views.Row) -> tuple[Any, ...]:
+    found = row["predicted_finish"]
+    return ("", "", "") if found is None else (found["median"], found["p90"], found["basis"])
 
 
 def _table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[Any]], note: str = "") -> str:

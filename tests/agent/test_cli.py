@@ -30,7 +30,7 @@ async def test_doctor_finds_nothing_wrong_with_a_good_agent(servers, far, tmp_pa
     args = ("--worker", "mini", "--nats", servers.nats.url, "--seed-file", str(seed), "--data", str(tmp_path / "d"))
     status, output = await _call("doctor", *args, "--executor", "sketch")
     assert status == 0, output
-    assert output.count("ok   ") == 5
+    assert output.count("ok   ") == 6
     assert "article (*), image (*)" in output
 
 

@@ -89,12 +89,6 @@ def graph_of():
 # ---- followed
 
 
-async def test_a_prompt_is_finished_though_the_websocket_says_nothing(comfy, tmp_path):
-    comfy.mute = True
-    async with running(comfy) as executor:
-        assert len((await executor.run(job(tmp_path / "w"), Told())).files) == 1
-
-
 async def test_a_socket_that_closes_is_opened_again(comfy, go, tmp_path):
     told = Told()
     async with running(comfy) as executor, doing(executor, job(tmp_path / "w"), told) as task:
@@ -283,14 +277,6 @@ async def test_a_prompt_that_somebody_deleted_is_tried_again(comfy, tmp_path):
             await executor.client.delete(ID)
             with pytest.raises(Transient, match="vanished"):
                 await task
-
-
-async def test_a_server_that_was_restarted_has_forgotten_the_prompt(comfy, go, tmp_path):
-    async with running(comfy, refused_s=[0.2] * 50) as executor, doing(executor, job(tmp_path / "w")) as task:
-        await eventually(lambda: sampling(comfy))
-        await comfy.restart()
-        with pytest.raises(Transient, match="vanished"):
-            await task
 
 
 async def test_a_server_that_is_gone_is_down_and_the_job_is_given_back(comfy, go, tmp_path):

@@ -1,6 +1,7 @@
 """Executors with backends inside a running agent: what it announces, takes, releases and reports."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -11,6 +12,8 @@ from agent.executors.registry import load_executors
 from agent.runner import How
 from shared.errors import ConfigurationError
 from tests.support.agent_world import agent, settings_for
+from tests.support.comfyui_rig import SDXL
+from tests.support.fake_comfyui import FakeComfyUI
 from tests.support.fake_ollama import FakeOllama
 from tests.support.fake_openai import FakeOpenAI
 from tests.support.fake_server import Script, running
@@ -111,15 +114,50 @@ async def test_the_doctor_says_what_was_found_and_what_is_wrong(servers, tmp_pat
     async with running(FakeOllama()) as server:
         settings = settings_for(servers, "mini", tmp_path, executors={"ollama": {"url": server.url, "retry_s": 0.05}})
         server.loaded["tiny:latest"] = {}
-        found = {finding.what: finding for finding in await examine(settings)}["executor ollama"]
-        assert found.ok
-        assert "article (llama3.1:8b, tiny:latest, tiny)" in found.said
-        assert "version 0.32.6; loaded tiny:latest, tiny; probe_s" in found.said
+        found = {finding.what: finding for finding in await examine(settings)}
+        assert re.fullmatch(r"\d+\.\d GiB free of \d+\.\d GiB", found["memory"].said)
+        assert found["executor ollama"].ok
+        assert re.fullmatch(
+            r"article \(llama3.1:8b, tiny:latest, tiny\); version 0.32.6; loaded tiny:latest, tiny; "
+            r"a tiny generation took [\d.]+ s",
+            found["executor ollama"].said,
+        )
         server.usual = Script(words=())
-        found = {finding.what: finding for finding in await examine(settings)}["executor ollama"]
-        assert not found.ok
-        assert server.url in found.todo
-        assert "a tiny generation was empty" in found.todo
+        ill = {finding.what: finding for finding in await examine(settings)}["executor ollama"]
+        assert not ill.ok
+        assert server.url in ill.todo
+        assert "a tiny generation was empty" in ill.todo
+        await server.stop()
+        away = {finding.what: finding for finding in await examine(settings)}["executor ollama"]
+        assert not away.ok
+        assert "ollama serve" in away.todo
+
+
+async def test_the_doctor_says_what_to_do_for_each_thing_that_is_missing(servers, tmp_path):
+    flux = {"template": "flux", "unet": "u.safetensors", "clip": "c.safetensors", "clip2": "clip_l.safetensors"}
+    models = {"sdxl": SDXL, "flux": flux | {"vae": "ae.safetensors"}}
+    async with (
+        running(FakeOllama()) as ollama,
+        running(FakeOpenAI()) as openai,
+        FakeComfyUI(tmp_path / "comfy") as comfy,
+    ):
+        executors = {
+            "ollama": {"url": ollama.url, "models": {"writer": "tiny", "big": "mixtral:8x22b"}},
+            "openai": {"url": openai.url, "default_model": "qwen3-8b"},
+            "comfyui": {"url": comfy.url, "models": models},
+            "command": {"programs": {"outline": {"program": "/nowhere/outline", "kind": "outline"}}},
+        }
+        found = await examine(settings_for(servers, "mini", tmp_path / "data", executors=executors))
+    missing = {finding.said: finding.todo for finding in found if finding.said.endswith("is missing")}
+    assert missing == {
+        "model mixtral:8x22b is missing": "run: ollama pull mixtral:8x22b; or correct executors.ollama",
+        "model qwen3-8b is missing": "load or install qwen3-8b there, or correct executors.openai",
+        "model flux is missing": "put u.safetensors into models/diffusion_models, c.safetensors into "
+        "models/text_encoders of ComfyUI, or correct unet, clip in executors.comfyui.models.flux",
+        "program outline is missing": "install /nowhere/outline and make it executable, or correct executors.command",
+    }
+    fine = [finding.what for finding in found if finding.ok and finding.what.startswith("executor")]
+    assert fine == ["executor ollama", "executor openai", "executor comfyui"]
 
 
 def test_executors_are_found_by_their_names():

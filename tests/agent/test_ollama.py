@@ -201,29 +201,17 @@ async def test_a_schema_that_refers_to_the_web_is_never_fetched(tmp_path):
     ("script", "code", "first", "second"),
     [
         (Script(end=False), "no_end_marker", Transient, Elsewhere),
-        (Script(words=()), "empty", Transient, Elsewhere),
         (Script(words=(" ", "\n")), "empty", Transient, Elsewhere),
         (Script(words=(), thoughts=("hm", "hm")), "empty", Transient, Elsewhere),
         (Script(finish="length"), "truncated", Permanent, Permanent),
         (Script(finish="load"), "bad_answer", Transient, Permanent),
-        (Script(model="qwen3:4b"), "wrong_model", Elsewhere, Elsewhere),
-        (Script(die_after=2), "cut_off", Transient, Elsewhere),
-        (Script(refuse=True), "cut_off", Transient, Elsewhere),
-        (Script(raw=b"<html>\n"), "cut_off", Transient, Elsewhere),
         (Script(raw=b"[1]\n"), "cut_off", Transient, Elsewhere),
-        (
-            Script(error_after=1, error_text="llama runner process has terminated: exit status 2"),
-            "runner_died",
-            Transient,
-            Elsewhere,
-        ),
         (
             Script(error_after=0, error_text="an error was encountered while running the model: unexpected EOF"),
             "cut",
             Transient,
             Elsewhere,
         ),
-        (Script(words=("x" * 3000,)), "too_much_text", Permanent, Permanent),
     ],
 )
 async def test_an_answer_without_proof_is_an_error(tmp_path, script, code, first, second):
@@ -289,21 +277,6 @@ async def test_a_character_that_is_split_between_two_chunks_is_whole(tmp_path):
     ("status", "text", "code", "first", "second"),
     [
         (404, "model 'tiny' not found", "model_missing", Elsewhere, Elsewhere),
-        (404, 'model "tiny" not found, try pulling it first', "model_missing", Elsewhere, Elsewhere),
-        (400, '"tiny" does not support chat', "not_capable", Permanent, Permanent),
-        (400, "invalid model name", "bad_request", Permanent, Permanent),
-        (400, "the input length exceeds the context length", "prompt_too_long", Permanent, Permanent),
-        (401, "unauthorized", "not_allowed", Elsewhere, Elsewhere),
-        (499, "request canceled", "interrupted", Transient, Transient),
-        (500, "llama-server process has terminated: signal: killed", "runner_died", Transient, Elsewhere),
-        (500, "timed out waiting for llama-server to start", "runner_died", Transient, Elsewhere),
-        (
-            500,
-            "model runner has unexpectedly stopped, this may be due to resource limitations",
-            "out_of_memory",
-            Transient,
-            Elsewhere,
-        ),
         (
             500,
             "model requires more system memory (0.1 GiB) than is available (0.0 GiB)",
@@ -318,9 +291,6 @@ async def test_a_character_that_is_split_between_two_chunks_is_whole(tmp_path):
             Elsewhere,
             Elsewhere,
         ),
-        (500, "no slots available after 10 retries", "busy", Transient, Transient),
-        (500, "error loading model /models/blobs/sha256-x", "model_broken", Elsewhere, Elsewhere),
-        (500, "write /x: no space left on device", "disk_full", Elsewhere, Elsewhere),
         (500, "something that nobody has seen", "unknown_error", Transient, Permanent),
     ],
 )
@@ -370,9 +340,7 @@ async def test_a_full_queue_releases_the_job_and_stops_the_pulling(tmp_path):
 @pytest.mark.parametrize(
     ("script", "settings", "code"),
     [
-        (Script(hang_first=True), {"first_s": 300}, "no_output"),
         (Script(hang_after=0), {"first_s": 300}, "no_output"),
-        (Script(hang_after=3), {"idle_s": 300}, "stalled"),
         (Script(hang_after=3), {"total_s": 300, "idle_s": 9000}, "too_slow"),
     ],
 )
@@ -408,23 +376,6 @@ async def test_a_generator_that_slept_with_the_machine_may_go_on(tmp_path):
         assert not work.done()
         server.resume.set()
         assert (await asyncio.wait_for(work, 10)).result["text"]
-
-
-# ---- cancelling
-
-
-@pytest.mark.parametrize("script", [Script(hang_first=True), Script(hang_after=0), Script(hang_after=2)])
-async def test_cancelling_drops_the_stream_at_once_in_every_stage(tmp_path, script):
-    async with ollama(tmp_path) as (server, rig):
-        server.scripts.append(script)
-        work = rig.begin("tiny")
-        await eventually(lambda: server.real and server.words_sent >= (script.hang_after or 0))
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        assert work.cancelled()
-        await asyncio.wait_for(server.real[0].closed.wait(), 10)
-        assert server.real[0].dropped
-        assert (await rig.run("tiny")).result["text"]
 
 
 # ---- health

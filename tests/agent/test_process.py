@@ -262,10 +262,14 @@ async def test_heartbeats_carry_the_stage_and_come_at_once_at_a_new_one(servers,
         generation = await strings.next()
         await eventually(lambda: len(far.beats_of(job_id)) == 1)
         generation.progress.detail("two\nlines")
-        generation.progress.stage("upscaling")
-        generation.progress.progress(0.25)
+        generation.progress.progress(0.5)
+        generation.progress.stage("finalizing")  # what was said of the stage before is over
         await eventually(lambda: len(far.beats_of(job_id)) == 2)
-        first, second = (beat.headers for beat in far.beats_of(job_id))
+        generation.progress.stage("upscaling")
+        generation.progress.detail("two\nlines")
+        generation.progress.progress(0.25)
+        await eventually(lambda: len(far.beats_of(job_id)) == 3)
+        first, bare, second = (beat.headers for beat in far.beats_of(job_id))
         assert (first["Tandem-Stage"], first["Tandem-Epoch"], first["Tandem-Worker"]) == (
             "generating_text",
             "1",
@@ -273,6 +277,8 @@ async def test_heartbeats_carry_the_stage_and_come_at_once_at_a_new_one(servers,
         )
         assert (second["Tandem-Stage"], second["Tandem-Progress"]) == ("upscaling", "0.250")
         assert second["Tandem-Detail"] == "two lines"
+        assert bare["Tandem-Stage"] == "finalizing"
+        assert not {"Tandem-Detail", "Tandem-Progress"} & bare.keys()
         assert far.beats_of(job_id)[0].data == b"+WPI"
         generation.finish()
         await mini.end()

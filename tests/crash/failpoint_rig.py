@@ -29,16 +29,16 @@ PATIENCE_S = 40.0
 WORKER = "mini"
 
 LIVELY: dict[str, Any] = {
-    "lease_ttl_s": 10.0,
+    "lease_ttl_s": 30.0,
     "heartbeat_s": 1.0,
-    "presence_s": 4.0,
+    "presence_s": 30.0,
     "retry_base_s": 0.2,
     "reaper_s": 0.2,
     "reconcile_s": 1.0,
     "unclaimed_s": 1.0,
 }
-"""Every loop runs, and what would take minutes takes seconds. A presence round is longer than a restart takes, so that
-a claim that is being repeated is not taken for a ghost lease."""
+"""Every loop runs, and what would take minutes takes seconds. But a presence round is longer than any restart takes, so
+that a claim that is being repeated is not taken for a ghost lease; and a lease is no shorter than that."""
 
 IMAGES = {"prompt": "A harbour", "width": 64, "height": 64, "n": 2}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shared.failpoints import Failpoint
-from tests.crash.failpoint_rig import Rig
+from tests.crash.failpoint_rig import LIVELY, Rig
 
 
 async def _death(rig: Rig, point: Failpoint, *, skip: int = 0, **spec: Any) -> str:
@@ -46,7 +46,7 @@ async def test_what_was_not_spooled_whole_is_made_again(rig: Rig, point: Failpoi
 async def test_what_was_not_spooled_whole_is_made_by_another_when_the_lease_is_over(rig: Rig) -> None:
     job_id = await _death(rig, Failpoint.PARCEL_WRITTEN)
     async with rig.agent("book"):
-        await rig.world.move_clock(11)
+        await rig.world.move_clock(LIVELY["lease_ttl_s"] + 1)
         await rig.world.until(job_id, "completed")
     async with rig.agent():
         job = await rig.ended(job_id, ["lease_expired", "completed"], files=2)

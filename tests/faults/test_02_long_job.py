@@ -41,7 +41,7 @@ async def test_heartbeats_keep_a_job_of_45_minutes_in_its_first_epoch(world: Wor
         await world.coordinator.reaper.once()
 
     seen = await world.job(job["id"])
-    assert (seen["state"], seen["epoch"], seen["lease_losses"]) == ("processing", 1, 0)
+    assert (seen["state"], seen["epoch"], seen["lease_losses"], seen["silences"]) == ("processing", 1, 0, 0)
     assert [(a["epoch"], a["outcome"]) for a in seen["attempts"]] == [(1, None)]
     assert world.coordinator.reaper.expired == 0
     assert await macbook.try_pull() is None

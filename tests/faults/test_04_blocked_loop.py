@@ -95,7 +95,7 @@ async def test_an_agent_does_not_claim_anew_what_it_still_has(world: World, tmp_
 
 @pytest.mark.fault(4)
 async def test_the_watchdog_ends_a_loop_that_never_returns_and_its_job_goes_on(world: World, tmp_path: Path) -> None:
-    async with agent_process(world, "macbook", tmp_path, hang_s=2) as macbook:
+    async with agent_process(world, "macbook", tmp_path, hang_s=10) as macbook:
         job = await world.submit(KIND, spec={"do": "block", "until": str(tmp_path / "never")})
         await macbook.began(job["id"])
 

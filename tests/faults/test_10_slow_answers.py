@@ -27,6 +27,7 @@ from tests.support.servers import TandemServers, eventually
 HEARTBEAT_S = 30.0
 ATTEMPTS = 5
 CHUNK = b"x" * 512 * 1024
+MORE_CHUNKS = 100
 
 pytestmark = pytest.mark.fault(10)
 
@@ -97,7 +98,7 @@ async def beating(servers: TandemServers) -> AsyncIterator[Beating]:
     async with (
         Proxy(host, int(port)) as proxy,
         servers.open("coordinator") as far,
-        servers.open("agent:mini", url=f"nats://127.0.0.1:{proxy.port}", ping_interval_s=0.5, stuck_s=0.2) as bus,
+        servers.open("agent:mini", url=f"nats://127.0.0.1:{proxy.port}", ping_interval_s=1.0, stuck_s=0.2) as bus,
     ):
         made = Beating(bus, proxy)
         await far.subscribe(subjects.HEARTBEATS, made.heard.append)
@@ -150,12 +151,18 @@ async def test_on_a_line_that_swallows_everything_no_lease_is_lost_and_none_is_m
 
 
 async def _fill(bus: Bus) -> list[asyncio.Task[None]]:
-    """Send until nothing more goes in."""
+    """Send until nothing more goes in, and have more wait for it than any buffer on the way could still take."""
     sending: list[asyncio.Task[None]] = []
-    while not sending or sending[-1].done():
+
+    def send() -> None:
         sending.append(asyncio.create_task(bus.publish("$JS.ACK.WORK.article--any.1.99.1.1.0", CHUNK)))
+
+    while not sending or sending[-1].done():
+        send()
         await asyncio.sleep(0)
         assert len(sending) < 1000, "the line takes everything"
+    for _ in range(MORE_CHUNKS):
+        send()
     return sending
 
 
@@ -226,7 +233,7 @@ async def test_answers_that_come_after_the_patience_for_them_cost_no_lease(
 async def test_after_a_long_cut_one_beat_comes_and_not_those_of_the_time_before(
     servers: TandemServers, far: Coordinator, tmp_path: Path
 ) -> None:
-    far.heartbeat_s, far.deadline_s = 1.9, 600.0
+    far.heartbeat_s, far.deadline_s = 300.0, 6000.0  # none becomes due but by the moved clock
     async with _behind_a_proxy(servers, tmp_path) as ((mini, strings), proxy, clock):
         job_id = await far.offer()
         generation = await strings.next()

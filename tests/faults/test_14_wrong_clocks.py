@@ -93,7 +93,7 @@ async def test_a_job_of_an_agent_an_hour_off_is_held_beaten_and_completed_at_the
         generation.finish()
         seen = await world.until(job["id"], "completed")
 
-    assert (seen["epoch"], seen["attempt"], seen["lease_losses"]) == (1, 0, 0)
+    assert (seen["epoch"], seen["attempt"], seen["lease_losses"], seen["silences"]) == (1, 0, 0, 0)
     row = await world.pool.fetchrow(
         "SELECT created_at, claimed_at, heartbeat_at, ended_at, finished_at FROM job JOIN attempt ON job.id = job_id"
     )
@@ -166,7 +166,7 @@ async def test_postgres_set_back_takes_no_lease_and_one_beat_makes_it_an_ordinar
         assert 0 < (await world.job(job["id"]))["lease_left_s"] <= 90
         await world.pass_time(30)
     seen = await world.job(job["id"])
-    assert (seen["state"], seen["epoch"], seen["lease_losses"]) == ("processing", 1, 0)
+    assert (seen["state"], seen["epoch"], seen["lease_losses"], seen["silences"]) == ("processing", 1, 0, 0)
     await _pages_are_right(world)
 
     await world.pass_time(61)  # ninety-one since its last beat

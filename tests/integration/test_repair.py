@@ -666,3 +666,15 @@ async def test_the_command_prints_what_it_found_and_did(world: World, capsys: py
     assert await cli_audit.audited(settings, results=10, json=True)
     assert json.loads(said(capsys)[0]) == []
     assert await cli_audit.repaired(settings, results=10, json=False)
+
+
+async def test_offers_that_nobody_free_may_take_stay_within_one_window(world: World) -> None:
+    """However many there are: else each would be offered to those who may not, again and again."""
+    await world.puppet("mini")
+    for _ in range(20):
+        await world.submit()
+    await world.pool.execute("UPDATE job SET excluded = '{mini}'")
+    for _ in range(6):
+        await world.coordinator.dispatcher.once()
+    offered = await world.pool.fetchval("SELECT count(*) FROM job WHERE offered_at IS NOT NULL")
+    assert offered <= 2 * world.settings.window_min

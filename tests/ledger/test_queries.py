@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.ledger.database import fetch, open_pool, sql
 from coordinator.ledger.model import Approve, Cancel, Dispatch, Offered, Retry, Withdraw
-from coordinator.ledger.queries import LaneWork, Queries
+from coordinator.ledger.queries import LaneWork, Placing, Queries
 from shared.errors import LedgerDownError
 from shared.states import JobState, WorkerState
 from shared.wire import Presence
@@ -136,8 +136,8 @@ async def test_jobs_light_tells_where_jobs_stand(desk: Desk) -> None:
         offered: (JobState.PENDING, None, 0, 5, 0),
     }
     assert light[offered].offered_at is not None
-    assert await desk.queries.lane_of(held) == "article.any"
-    assert await desk.queries.lane_of(uuid.uuid4()) is None
+    assert await desk.queries.placing_of(held) == Placing("article", "article.any", None, ())
+    assert await desk.queries.placing_of(uuid.uuid4()) is None
 
 
 async def test_leases_are_listed_by_worker_and_in_pages_when_over(desk: Desk) -> None:
@@ -332,13 +332,14 @@ FROM generate_series(1, $1::int) AS i
 
 HOT = {
     "expired": ((100, None), {"job_processing", "job_holder"}),
-    "backlog": (("article.any", 100), {"job_backlog"}),
+    "backlog": (("article.any", 100, ["mini"]), {"job_backlog"}),
     "lanes_with_work": ((1000,), {"job_backlog", "job_offered", "job_processing", "job_holder"}),
     "offers": ((15.0,), {"job_offered"}),
     "processing_of": (("mini",), {"job_holder"}),
     "held_by_silent": (("mini", "mini-1", 4.5), {"job_holder"}),
     "processing_ids": ((), {"job_processing", "job_holder", "job_list_by_state"}),
     "unpublished": ((100,), {"job_outbox"}),
+    "movable": ((None, ["article.any"], 100), {"job_choices"}),
 }
 """What the loops ask again and again: the statement, arguments, and the partial indexes that may serve it."""
 

@@ -342,7 +342,9 @@ class Ledgers(RuleBasedStateMachine):
     def roll_call(self, n: int, worker: str, second: bool, listed: bool) -> None:  # noqa: FBT001
         life = self.lives[n]
         epoch = life.epoch if listed else None
-        self.do(RollCall(job_id=life.id, worker=worker, instance=f"{worker}-{1 + second}", epoch=epoch))
+        retired = frozenset({f"{worker}-1"} if second else ())
+        instance = f"{worker}-{1 + second}"
+        self.do(RollCall(job_id=life.id, worker=worker, instance=instance, epoch=epoch, retired=retired))
 
     @rule(n=job_no, worker=workers, second=st.booleans())
     def depart(self, n: int, worker: str, second: bool) -> None:  # noqa: FBT001

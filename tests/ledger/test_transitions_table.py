@@ -38,6 +38,7 @@ from coordinator.ledger.model import (
     Postpone,
     Refused,
     Reject,
+    Relane,
     Remove,
     Retry,
     RollCall,
@@ -78,6 +79,7 @@ _NEW = Job(
     run_after=LONG_AGO,
     created_at=LONG_AGO,
     excluded=("banned",),
+    models=("qwen3",),  # where `relane` can take it
 )
 _ATTEMPT = Attempt(
     epoch=2,
@@ -137,6 +139,7 @@ SITUATIONS: dict[str, Job | None] = {
 # -------------------------------------------------------------------------------------------------- what can be asked
 
 OLDER, CURRENT, NEWER = 1, 2, 3
+OLD = frozenset({"mini-1"})
 
 COMMANDS: dict[str, Command] = {
     "admit same": replace(BASE, content_sha256=b"content"),
@@ -145,6 +148,8 @@ COMMANDS: dict[str, Command] = {
     "offered": Offered(job_id=ID, seq=9),
     "withdraw": Withdraw(job_id=ID, offered_at=ago(3), reason="unclaimed"),
     "withdraw old": Withdraw(job_id=ID, offered_at=ago(4), reason="unclaimed"),
+    "relane": Relane(job_id=ID, model="qwen3"),
+    "relane not its own": Relane(job_id=ID, model="phi4"),
     "claim fresh": claim(ID, "book", 9),
     "claim not its own": claim(ID, "book", 11),  # not the sequence that is recorded
     "claim again": claim(ID, "mini", 5),
@@ -153,6 +158,7 @@ COMMANDS: dict[str, Command] = {
     "claim lane paused": claim(ID, "book", 9, paused="lane"),
     "claim worker paused": claim(ID, "book", 9, paused="worker"),
     "claim banned": claim(ID, "banned", 9),
+    "claim set aside": claim(ID, "book", 9, paused="aside"),
     "beat older": beat(ID, OLDER),
     "beat current": beat(ID, CURRENT),
     "beat newer": beat(ID, NEWER),
@@ -182,7 +188,7 @@ COMMANDS: dict[str, Command] = {
     "roll call unlisted": RollCall(job_id=ID, worker="mini", instance="mini-1", epoch=None),
     "roll call older": RollCall(job_id=ID, worker="mini", instance="mini-1", epoch=OLDER),
     "roll call current": RollCall(job_id=ID, worker="mini", instance="mini-1", epoch=CURRENT),
-    "roll call restarted": RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=CURRENT),
+    "roll call restarted": RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=CURRENT, retired=OLD),
     "roll call foreign": RollCall(job_id=ID, worker="book", instance="book-1", epoch=None),
     "depart": Depart(job_id=ID, worker="mini", instance="mini-1", silent_s=4.5),
     "depart other process": Depart(job_id=ID, worker="mini", instance="mini-2", silent_s=4.5),
@@ -206,6 +212,8 @@ dispatch             | no:- | done:O | no:O | done:O | no:O | done:O | no:P | do
 offered              | no:- | no:P | done:O | no:P | done:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
 withdraw             | no:- | no:P | done:P | no:P | done:P | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
 withdraw old         | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
+relane               | no:- | done:P | no:O | done:P | no:O | done:P | done:P | done:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
+relane not its own   | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
 claim fresh          | unknown:- | settled:P | grant:H | settled:P | grant:H | settled:P | settled:P | settled:P | leased:H | grant:H | grant:H | settled:C | settled:F | settled:X | settled:R
 claim not its own    | unknown:- | settled:P | settled:O | settled:P | settled:O | settled:P | settled:P | settled:P | leased:H | settled:P | settled:P | settled:C | settled:F | settled:X | settled:R
 claim again          | unknown:- | settled:P | grant:H | settled:P | settled:O | settled:P | settled:P | settled:P | grant:H | settled:H | settled:H | settled:C | settled:F | settled:X | settled:R
@@ -214,6 +222,7 @@ claim other lane     | unknown:- | unknown:P | unknown:O | unknown:P | unknown:O
 claim lane paused    | unknown:- | settled:P | paused:P | settled:P | paused:P | settled:P | settled:P | settled:P | leased:H | paused:P | paused:P | settled:C | settled:F | settled:X | settled:R
 claim worker paused  | unknown:- | settled:P | paused:O | settled:P | paused:O | settled:P | settled:P | settled:P | leased:H | paused:P | paused:P | settled:C | settled:F | settled:X | settled:R
 claim banned         | unknown:- | settled:P | elsewhere:O | settled:P | elsewhere:O | settled:P | settled:P | settled:P | leased:H | elsewhere:P | elsewhere:P | settled:C | settled:F | settled:X | settled:R
+claim set aside      | unknown:- | settled:P | elsewhere:O | settled:P | elsewhere:O | settled:P | settled:P | settled:P | leased:H | elsewhere:P | elsewhere:P | settled:C | settled:F | settled:X | settled:R
 beat older           | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
 beat current         | stale:- | stale:P | stale:O | resumed:H | resumed:H | stale:P | stale:P | stale:P | held:H | held:H | deadline:H | settled:C | settled:F | canceled:X | settled:R
 beat newer           | stale:- | stale:P | stale:O | stale:P | stale:O | stale:P | stale:P | stale:P | stale:H | stale:H | stale:H | stale:C | stale:F | stale:X | stale:R
@@ -479,7 +488,7 @@ def test_a_process_that_was_heard_of_since_has_only_a_new_connection() -> None:
 
 def test_a_replaced_process_can_extend_nothing_but_its_result_still_counts() -> None:
     story = Story("held")
-    story.do(RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=None))
+    story.do(RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=None, retired=OLD))
     assert (story.job.lease_losses, story.last.error["code"]) == (1, Lapse.RESTARTED)
     assert story.do(beat(ID, 2, instance="mini-1")) == Lost(LostReason.STALE)
     assert story.do(beat(ID, 2)) == Lost(LostReason.STALE), "one that does not say which process it is"
@@ -490,7 +499,7 @@ def test_a_replaced_process_can_extend_nothing_but_its_result_still_counts() -> 
 @pytest.mark.parametrize("situation", ["held", "lapsed", "reoffered"])
 def test_a_process_that_took_a_job_on_is_its_only_holder(situation: str) -> None:
     story = Story(situation)
-    story.do(RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=2))
+    story.do(RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=2, retired=OLD))
     assert story.do(beat(ID, 2, instance="mini-1")) == Lost(LostReason.STALE)
     assert isinstance(story.do(beat(ID, 2, instance="mini-2")), Held)
 
@@ -615,17 +624,34 @@ def test_rule_08_a_lease_younger_than_one_presence_round_stands() -> None:
     assert _letter(decide(old, call, NOW, POLICY).job) == "P"
 
 
+def test_rule_08_a_presence_that_may_be_older_than_the_grant_ends_nothing() -> None:
+    """It lay in the buffers of a coordinator that stood still, while another granted."""
+    call = RollCall(job_id=ID, worker="mini", instance="mini-1", epoch=None, as_of=ago(301))
+    assert decide(_HELD, call, NOW, POLICY).job is _HELD
+    assert _letter(decide(_HELD, replace(call, as_of=ago(300)), NOW, POLICY).job) == "P"
+
+
 def test_rule_08_a_new_process_that_does_not_list_it_ends_it_at_once() -> None:
     young = _HELD._replace(last=_ATTEMPT._replace(claimed_at=NOW))
-    call = RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=None)
+    call = RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=None, retired=OLD)
     assert _letter(decide(young, call, NOW, POLICY).job) == "P"
 
 
 def test_rule_08_a_new_process_that_lists_it_takes_it_on() -> None:
     story = Story("held")
-    story.do(RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=2))
+    story.do(RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=2, retired=OLD))
     assert story.last.instance == "mini-2"
     assert story.last.outcome is None
+
+
+def test_rule_08_a_presence_that_was_on_its_way_when_a_newer_process_came_means_nothing() -> None:
+    """The new process has taken the job on; what the old one said arrives after it."""
+    story = Story("held")
+    story.do(RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=2, retired=OLD))
+    for listed in (None, 2):
+        late = RollCall(job_id=ID, worker="mini", instance="mini-1", epoch=listed, retired=frozenset())
+        assert isinstance(story.do(late), Nothing)
+    assert (story.last.instance, story.last.outcome) == ("mini-2", None)
 
 
 def test_rule_10_a_retry_closes_what_was_before() -> None:
@@ -645,6 +671,21 @@ def test_rule_10_a_retry_closes_what_was_before() -> None:
 
 
 # ------------------------------------------------------------------------------------------- limits, charges, deadlines
+
+
+def test_a_moved_job_waits_in_its_new_models_lane_and_nobody_is_excluded_there() -> None:
+    decision = decide(SITUATIONS["given"], Relane(job_id=ID, model="qwen3"), NOW, POLICY)
+    job = decision.job
+    assert job is not None
+    assert (job.model, job.lane, job.excluded) == ("qwen3", "article.qwen3", ())
+    assert decision.effects == (Wake("article.qwen3"),)
+
+
+def test_a_job_that_nobody_left_can_do_does_not_fail_while_another_of_its_models_is_offered() -> None:
+    last = replace(COMMANDS["elsewhere last"], another_model=True)
+    job = decide(SITUATIONS["held"], last, NOW, POLICY).job
+    assert job is not None
+    assert (_letter(job), job.excluded) == ("P", ("banned", "mini"))
 
 
 def test_failures_are_counted_to_the_limit_with_growing_waits() -> None:

@@ -26,7 +26,7 @@ from shared.bus import Bus, BusError, Message, NoResponders
 from shared.streams import ensure_lane_consumer
 from tests.support.servers import TandemServers, eventually
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 TTL_S = 4.0
 QUICK: dict[str, Any] = {
     "presence_s": 0.5,

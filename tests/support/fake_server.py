@@ -76,6 +76,10 @@ class FakeServer:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def listening(self) -> bool:
+        return self._runner is not None
+
+    @property
     def last(self) -> dict[str, Any]:
         """The body of the last request to generate that was no probe."""
         return self.real[-1].body

@@ -52,7 +52,9 @@ class TandemServers:
     @asynccontextmanager
     async def open(self, role: str, **options: Any) -> AsyncIterator[Bus]:
         """Open a bus, connected: `async with servers.open("agent:mini") as bus`."""
-        async with self.bus(role, **options) as bus:
+        bus = self.bus(role, **options)
+        await self.nats.reloaded()
+        async with bus:
             await bus.wait_connected(10)
             yield bus
 

@@ -138,7 +138,9 @@ async def test_taking_it_up_does_not_write_it_anew(tmp_path, wall):
 async def test_an_attempt_past_its_deadline_is_forgotten(tmp_path, wall):
     await kept(tmp_path, wall, Adopting())
     wall.s += 500
-    assert Journal(tmp_path / "journal", wall).load() == []
+    journal = Journal(tmp_path / "journal", wall)
+    assert journal.load() == []
+    assert [claimed.name for claimed in journal.dropped] == [NAME], "so that its executor stops what goes on of it"
     assert names(tmp_path) == []
 
 

@@ -1,6 +1,6 @@
 -- One job as an operator asks about it. $2: the one source that the asker may see, NULL = all.
 SELECT
-    j.id, j.key, j.source, j.kind, j.model, j.lane, j.state, j.labels, j.spec, j.callback_url,
+    j.id, j.key, j.source, j.kind, j.model, j.models, j.lane, j.state, j.labels, j.spec, j.callback_url,
     j.priority, j.review, j.timeout_s, j.run_after, j.created_at, j.offered_at, j.finished_at,
     first_attempt.claimed_at AS started_at,
     a.claimed_at,

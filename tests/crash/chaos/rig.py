@@ -43,7 +43,7 @@ _PLUGIN = "tests.crash.chaos.generator:PlannedExecutor"
 QUICK_COORDINATOR: Mapping[str, object] = {
     "lease_ttl_s": 4, "heartbeat_s": 1.2, "presence_s": 1, "max_attempts": 50, "max_lease_losses": 100,
     "max_silences": 200, "retry_base_s": 0.3, "retry_max_s": 2, "timeout_s": 60, "reaper_s": 0.5, "reconcile_s": 5,
-    "unclaimed_s": 3, "disconnect_grace_s": 1,
+    "unclaimed_s": 3, "disconnect_grace_s": 1, "quarantine_s": 1, "quarantine_most_s": 5,
 }  # fmt: skip
 """Times in which much can happen; limits that no fault of the machinery reaches."""
 

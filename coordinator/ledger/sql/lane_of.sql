@@ -1,1 +1,0 @@
-SELECT lane FROM job WHERE id = $1

@@ -1,0 +1,1 @@
+SELECT kind, lane, model, models FROM job WHERE id = $1
