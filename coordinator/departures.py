@@ -11,6 +11,7 @@ a living process look silent here (a ledger that was away, a coordinator that st
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import orjson
 import structlog
@@ -52,7 +53,8 @@ class Departures:
     grace_s: float
     clock: Callable[[], float] = time.monotonic
     ended: int = 0  # leases ended because their process was gone
-    _closed: dict[tuple[str, str], float] = field(default_factory=dict)  # (worker, instance) -> when
+    _closed: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    """(worker, instance) -> when its connection ended, and when to look."""
 
     async def subscribe(self) -> list[Subscription]:
         """Start hearing. Every coordinator hears all: the ledger decides once, and one may die meanwhile."""
@@ -65,7 +67,7 @@ class Departures:
     def _on_disconnect(self, message: Message) -> None:
         process = self._process(message.data)
         if process is not None and len(self._closed) < _MOST_WAITING:
-            self._closed[process] = self.clock()
+            self._closed[process] = (now := self.clock(), now + self.grace_s)
             _log.info("connection closed", worker=process[0], instance=process[1])
 
     def _process(self, data: bytes) -> tuple[str, str] | None:
@@ -88,29 +90,30 @@ class Departures:
     async def once(self) -> None:
         """End the leases of every process whose time to come back is over."""
         now = self.clock()
-        due = [process for process, at in self._closed.items() if now - at >= self.grace_s]
+        due = [process for process, (_, at) in self._closed.items() if at <= now]
         if not due:
             return
         if not self.hearing():
             self._closed.clear()
             return
         for process in due:
-            age_s = now - self._closed.pop(process)
-            if age_s > self.grace_s + _LATE_ROUNDS * ROUND_S:
-                self._closed[process] = now
+            closed_at, at = self._closed.pop(process)
+            if now - at > _LATE_ROUNDS * ROUND_S:  # first what came meanwhile must be heard
+                self._closed[process] = (closed_at, now + self.grace_s)
                 continue
             try:
-                await self._depart(*process, age_s=age_s)
+                await self._depart(*process, closed_at=closed_at)
             except LedgerDownError:
                 self._closed.clear()  # nobody's heartbeats are written now
                 raise
 
-    async def _depart(self, worker: str, instance: str, *, age_s: float) -> None:
-        """End what this process holds if it was not heard of in the `age_s` since its connection ended."""
-        silent_s = age_s - self.grace_s * _IN_FLIGHT
-        held = await self.queries.held_by_silent(worker, instance, age_s)
-        commands = [Depart(job_id=j, worker=worker, instance=instance, silent_s=silent_s) for j in held]
-        for command, answer in zip(commands, await self.ledger.do_many(commands), strict=True):
+    async def _depart(self, worker: str, instance: str, *, closed_at: float) -> None:
+        """End what this process holds if it was not heard of since its connection ended."""
+        ended_at = await self.queries.now() - timedelta(seconds=self.clock() - closed_at)  # or a little before
+        held = await self.queries.held_by_silent(worker, instance, ended_at)
+        since = ended_at + timedelta(seconds=self.grace_s * _IN_FLIGHT)
+        commands = [Depart(job_id=j, worker=worker, instance=instance, since=since) for j in held]
+        for command, answer in zip(commands, await self.ledger.do_what_can(commands), strict=True):
             if isinstance(answer, Done):
                 self.ended += 1
                 _log.warning("lease of a process that is gone", job_id=str(command.job_id), worker=worker)

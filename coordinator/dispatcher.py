@@ -129,7 +129,7 @@ class Dispatcher:
             return
         due = await self.queries.backlog(lane, min(room, _MOST_A_ROUND), free)
         if due:
-            await self.ledger.do_many([Dispatch(job_id=job_id) for job_id in due])
+            await self.ledger.do_what_can([Dispatch(job_id=job_id) for job_id in due])
             self.offered += len(due)
         if room > _MOST_A_ROUND and len(due) == _MOST_A_ROUND:
             self._wake()
@@ -162,4 +162,4 @@ class Dispatcher:
                 self.unclaimed += not paused
                 _log.info("offer taken back", job_id=str(offer.job_id), lane=offer.lane, reason=reason)
         if taken_back:
-            await self.ledger.do_many(taken_back)
+            await self.ledger.do_what_can(taken_back)

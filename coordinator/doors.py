@@ -39,8 +39,13 @@ class Doors:
     async def open(self) -> None:
         """Join the group."""
         opened: list[Subscription] = []
-        for subscribe in self.subscribe:
-            opened += await subscribe()
+        try:
+            for subscribe in self.subscribe:
+                opened += await subscribe()
+        except BaseException:
+            for subscription in opened:
+                await subscription.close()
+            raise
         self._open = opened
 
     async def close(self) -> None:

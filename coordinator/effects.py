@@ -137,7 +137,7 @@ class Effects:
         noted = [command for command in done if command is not None]
         if noted and self._ledger is not None:
             try:
-                await self._ledger.do_many(noted)
+                await self._ledger.do_what_can(noted)
             except LedgerDownError as error:
                 self._missed(noted[0], error)
 

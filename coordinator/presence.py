@@ -99,9 +99,7 @@ class PresenceDesk:
             )
             for job_id, _ in held
         ]
-        for call, answer in zip(calls, await self.ledger.do_each(calls), strict=True):
-            if isinstance(answer, LedgerDownError):
-                raise answer
+        for call, answer in zip(calls, await self.ledger.do_what_can(calls), strict=True):
             if isinstance(answer, Done) and call.epoch is None:
                 self.ghosts += 1
                 _log.warning("ghost lease ended", job_id=str(call.job_id), worker=worker)

@@ -76,11 +76,12 @@ def set_aside(
     suspects = {lane: {s.worker for s in doubtful if s.lane == lane} for lane in {s.lane for s in doubtful}}
     found = {}
     for streak in doubtful:
-        back_in_s = max(pause_s(streak.failures, rules) - streak.age_s, 0.0)
+        alone = not able(streak.lane) - suspects[streak.lane]  # a bad run of jobs must not close the lane for hours
+        pause = rules.pause_s if alone else pause_s(streak.failures, rules)
+        back_in_s = max(pause - streak.age_s, 0.0)
         if not back_in_s:
             row = rows[streak.worker]
-            proven = is_proven(row, executors(row, streak.lane), streak.age_s)
-            if proven or not able(streak.lane) - suspects[streak.lane]:
+            if alone or is_proven(row, executors(row, streak.lane), streak.age_s):
                 continue
         found[streak.worker, streak.lane] = SetAside(
             streak.worker,

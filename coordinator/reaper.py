@@ -84,13 +84,8 @@ class Reaper:
     async def _each(self, commands: Sequence[Command]) -> int:
         """Carry commands out, and return how many did something. One that can't be does not stop the others."""
         done = 0
-        for command, answer in zip(commands, await self.ledger.do_each(commands), strict=True):
-            if isinstance(answer, LedgerDownError):
-                raise answer
-            if isinstance(answer, Exception):
-                job_id, error = str(command.job_id), repr(answer)
-                _log.error("lease not handled", command=type(command).__name__, job_id=job_id, error=error)
-            elif isinstance(answer, Done):
+        for command, answer in zip(commands, await self.ledger.do_what_can(commands), strict=True):
+            if isinstance(answer, Done):
                 done += 1
                 if isinstance(command, Expire):
                     _log.info("lease expired", job_id=str(command.job_id))

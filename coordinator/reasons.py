@@ -69,6 +69,8 @@ class Reasons:
             return f"told to be {row.wanted}"
         if presence.state is not WorkerState.READY:
             return str(presence.state)
+        if why := presence.facts.get("not_pulling"):
+            return str(why)
         if self.directory.is_aside(row.name, lane):
             return "set aside"
         return "free" if presence.slots > len(presence.busy) else "busy"

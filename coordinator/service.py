@@ -240,7 +240,7 @@ def _compose(
         Loop("reconciler", reconciler.once, every_s=settings.reconcile_s, max_failures=MAX_FAILURES),
         Loop("reaper", reaper.once, every_s=settings.reaper_s, max_failures=MAX_FAILURES),
         Loop("dispatcher", dispatcher.once, every_s=1.0, max_failures=MAX_FAILURES),
-        Loop("placement", placement.once, every_s=1.0, max_failures=MAX_FAILURES),
+        Loop("placement", placement.once, every_s=1.0),
         Loop("results", results.once, every_s=5.0, max_failures=MAX_FAILURES),
         Loop("sweeper", sweeper.once, every_s=settings.sweep_s),  # nobody waits for it: no reason to end or be unready
         Loop("outlook", outlook.once, every_s=settings.forecast_s, max_failures=MAX_FAILURES),

@@ -129,7 +129,7 @@ class Directory:
         found = {}
         for row in self.rows.values():
             said = row.presence
-            if said is None or said.facts.get("not_pulling") or (row.name, lane) in self.aside:
+            if said is None or (row.name, lane) in self.aside:
                 continue
             slots = said.slots - len(said.busy)
             if slots > 0 and self.is_ready(row) and serves(said, lane):
@@ -149,8 +149,10 @@ class Directory:
 
     def is_ready(self, row: WorkerRow) -> bool:
         """Say whether a worker is present and takes work, by its own word and by the operator's."""
-        states = (row.presence.state if row.presence else None, row.wanted)
-        return self.is_present(row) and all(state is WorkerState.READY for state in states)
+        said = row.presence
+        if said is None or said.facts.get("not_pulling"):
+            return False
+        return self.is_present(row) and said.state is row.wanted is WorkerState.READY
 
     def _able(self, lane: str) -> frozenset[str]:
         return frozenset(name for name in self.capable(lane) if self.is_ready(self.rows[name]))

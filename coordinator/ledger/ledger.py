@@ -178,6 +178,17 @@ class Ledger:
         await sink.done
         return sink.answers
 
+    async def do_what_can(self, commands: Iterable[Command]) -> list[Answer | Exception]:
+        """Carry commands out; one that can't be stored does not stop the others (the writer has logged it).
+
+        Raises LedgerDownError when Postgres is away.
+        """
+        answers = await self.do_each(commands)
+        for answer in answers:
+            if isinstance(answer, LedgerDownError):
+                raise answer
+        return answers
+
     def status(self) -> dict[str, object]:
         """Return what /status shows of the writer."""
         counts = self._counts

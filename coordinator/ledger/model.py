@@ -192,12 +192,12 @@ class RollCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depart:
-    """A process's connection was closed by its machine, and for `silent_s` nothing of that process was heard."""
+    """A process's connection was closed by its machine, and it has not announced itself since."""
 
     job_id: UUID
     worker: str
     instance: str
-    silent_s: float
+    since: datetime  # what was heard of it until then may have been on its way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

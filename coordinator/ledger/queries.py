@@ -241,9 +241,9 @@ class Queries:
         """Return those of `jobs` whose newest lease lapsed in this worker's hands: (job, epoch)."""
         return [(row["id"], row["epoch"]) for row in await self._all("lapsed_of", worker, jobs)]
 
-    async def held_by_silent(self, worker: str, instance: str, silent_s: float) -> list[UUID]:
-        """Return what a process holds, unless it has announced itself within `silent_s`."""
-        return [row["id"] for row in await self._all("held_by_silent", worker, instance, silent_s)]
+    async def held_by_silent(self, worker: str, instance: str, since: datetime) -> list[UUID]:
+        """Return what a process holds, unless it has announced itself `since`."""
+        return [row["id"] for row in await self._all("held_by_silent", worker, instance, since)]
 
     async def ahead(self, limit: int) -> list[UUID]:
         """Return jobs that were due when they were admitted and are not now: the clock was set back."""

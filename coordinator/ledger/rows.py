@@ -166,7 +166,7 @@ def job_insert_columns(new: Sequence[tuple[Admit, Job]]) -> Columns:
 def job_update_columns(writes: Sequence[JobWrite]) -> Columns:
     """Return the columns of job_update.sql."""
     return _columns(
-        22,
+        23,
         (
             (
                 job.id,
@@ -191,6 +191,7 @@ def job_update_columns(writes: Sequence[JobWrite]) -> Columns:
                 write.announced,
                 job.model,
                 job.lane,
+                _text_array(job.models) if job.models else None,
             )
             for write in writes
             for job, report in [(write.job, write.result)]

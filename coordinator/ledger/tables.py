@@ -73,6 +73,7 @@ _PENDING = text("state = 'pending' AND offered_at IS NULL")
 _OFFERED = text("state = 'pending' AND offered_at IS NOT NULL")
 _PROCESSING = text("state = 'processing'")
 _CHOICES = text("state = 'pending' AND models IS NOT NULL")
+_REFUSED = text("state = 'pending' AND models IS NOT NULL AND excluded <> '{}'")
 
 
 class JobTable(SQLModel, table=True):
@@ -105,7 +106,8 @@ class JobTable(SQLModel, table=True):
         Index("job_backlog", "lane", text("priority DESC"), "run_after", "id", postgresql_where=_PENDING),
         Index("job_offered", "lane", postgresql_where=_OFFERED),
         Index("job_processing", "id", postgresql_where=_PROCESSING),  # the reaper's
-        Index("job_choices", "id", postgresql_where=_CHOICES),  # placement's
+        Index("job_choices", "lane", "id", postgresql_where=_CHOICES),  # placement's
+        Index("job_refused", "id", postgresql_where=_REFUSED),  # the same, of those that a worker refused
         Index("job_holder", "worker", postgresql_where=_PROCESSING),
         Index("job_outbox", "finished_at", "id", postgresql_where=text("unpublished")),
         Index(  # the forecast's

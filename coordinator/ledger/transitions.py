@@ -232,12 +232,16 @@ def _withdraw(job: Job, c: Withdraw) -> Decision:
 
 
 def _relane(job: Job, c: Relane) -> Decision:
-    """Move a job to another of its models; who was excluded said so of the model before."""
+    """Move a job to another of its models; who was excluded said so of the model before.
+
+    Once somebody was, there is no way back to it: else it would go round for ever.
+    """
     if job.state is not JobState.PENDING or job.offered_at is not None:
         return Decision(job, Nothing("not waiting for an offer"))
     if c.model == job.model or c.model not in job.models:
         return Decision(job, Nothing("not another of its models"))
-    after = job._replace(model=c.model, lane=lane_of(job.kind, c.model), excluded=())
+    models = job.models[job.models.index(c.model) :] if job.excluded else job.models
+    after = job._replace(model=c.model, models=models, lane=lane_of(job.kind, c.model), excluded=())
     return Decision(after, Done(), (Wake(after.lane),))
 
 
@@ -596,7 +600,7 @@ def _depart(job: Job, c: Depart, now: datetime, policy: Policy) -> Decision:
     last, _ = _holder(job)
     if (last.worker, last.instance) != (c.worker, c.instance):
         return Decision(job, Nothing("not this process's"))
-    if now - (last.heartbeat_at or last.claimed_at) < timedelta(seconds=c.silent_s):
+    if (last.heartbeat_at or last.claimed_at) > c.since:
         return Decision(job, Nothing("heard of since"))
     return _lapse(job, Lapse.LOST, now, policy)
 

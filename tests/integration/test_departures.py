@@ -215,7 +215,7 @@ async def test_what_is_no_death_is_not_waited_for(world: World, message: Message
     scene.desk._on_disconnect(message)
     assert not scene.desk._closed
     scene.desk._on_disconnect(event())
-    assert scene.desk._closed == {("mini", "one"): 100.0}
+    assert scene.desk._closed == {("mini", "one"): (100.0, 100.0 + scene.desk.grace_s)}
 
 
 async def test_a_coordinator_that_could_not_hear_drops_what_it_was_told(world: World) -> None:
@@ -231,7 +231,7 @@ async def test_a_coordinator_that_stood_still_gives_the_grace_once_more(world: W
     scene = Scene(world)
     scene.desk._on_disconnect(event())
     await scene.pass_time(GRACE_S + 15)
-    assert scene.desk._closed == {("mini", "one"): scene.now}
+    assert scene.desk._closed == {("mini", "one"): (100.0, scene.now + scene.desk.grace_s)}
     await scene.pass_time(GRACE_S)
     assert not scene.desk._closed
 

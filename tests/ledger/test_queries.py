@@ -1,7 +1,7 @@
 """What the loops read, and that a million settled jobs cost them nothing."""
 
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import orjson
@@ -336,10 +336,10 @@ HOT = {
     "lanes_with_work": ((1000,), {"job_backlog", "job_offered", "job_processing", "job_holder"}),
     "offers": ((15.0,), {"job_offered"}),
     "processing_of": (("mini",), {"job_holder"}),
-    "held_by_silent": (("mini", "mini-1", 4.5), {"job_holder"}),
+    "held_by_silent": (("mini", "mini-1", datetime(2026, 1, 1, tzinfo=UTC)), {"job_holder"}),
     "processing_ids": ((), {"job_processing", "job_holder", "job_list_by_state"}),
     "unpublished": ((100,), {"job_outbox"}),
-    "movable": ((None, ["article.any"], 100), {"job_choices"}),
+    "movable": ((None, ["article.any"], 100), {"job_choices", "job_refused", "job_pkey"}),
 }
 """What the loops ask again and again: the statement, arguments, and the partial indexes that may serve it."""
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -349,7 +349,8 @@ class Ledgers(RuleBasedStateMachine):
     @rule(n=job_no, worker=workers, second=st.booleans())
     def depart(self, n: int, worker: str, second: bool) -> None:  # noqa: FBT001
         instance = f"{worker}-{1 + second}"
-        self.do(Depart(job_id=self.lives[n].id, worker=worker, instance=instance, silent_s=4.5))
+        since = self.run(self.desk.queries.now()) - timedelta(seconds=4.5)
+        self.do(Depart(job_id=self.lives[n].id, worker=worker, instance=instance, since=since))
 
     @rule(n=job_no)
     def grace(self, n: int) -> None:

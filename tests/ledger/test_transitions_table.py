@@ -190,8 +190,8 @@ COMMANDS: dict[str, Command] = {
     "roll call current": RollCall(job_id=ID, worker="mini", instance="mini-1", epoch=CURRENT),
     "roll call restarted": RollCall(job_id=ID, worker="mini", instance="mini-2", epoch=CURRENT, retired=OLD),
     "roll call foreign": RollCall(job_id=ID, worker="book", instance="book-1", epoch=None),
-    "depart": Depart(job_id=ID, worker="mini", instance="mini-1", silent_s=4.5),
-    "depart other process": Depart(job_id=ID, worker="mini", instance="mini-2", silent_s=4.5),
+    "depart": Depart(job_id=ID, worker="mini", instance="mini-1", since=ago(4.5)),
+    "depart other process": Depart(job_id=ID, worker="mini", instance="mini-2", since=ago(4.5)),
     "expire": Expire(job_id=ID),
     "grace": Grace(job_id=ID),
     "set back": SetBack(job_id=ID),
@@ -471,7 +471,7 @@ def test_a_holder_that_falls_silent_in_the_middle_is_not_counted_as_lost() -> No
 
 def test_a_process_that_is_gone_is_counted_as_lost_and_may_still_come_back() -> None:
     story = Story("held")
-    story.do(Depart(job_id=ID, worker="mini", instance="mini-1", silent_s=4.5))
+    story.do(Depart(job_id=ID, worker="mini", instance="mini-1", since=ago(4.5)))
     assert (story.job.lease_losses, story.job.silences, story.last.error["code"]) == (1, 0, Lapse.LOST)
     assert story.do(beat(ID, 2, instance="mini-1")) == Held(90.0, resumed=True)
     assert story.job.lease_losses == 0
@@ -479,10 +479,10 @@ def test_a_process_that_is_gone_is_counted_as_lost_and_may_still_come_back() -> 
 
 def test_a_process_that_was_heard_of_since_has_only_a_new_connection() -> None:
     heard = _HELD._replace(last=_ATTEMPT._replace(heartbeat_at=ago(4.4)))
-    assert decide(heard, Depart(job_id=ID, worker="mini", instance="mini-1", silent_s=4.5), NOW, POLICY).job is heard
+    assert decide(heard, Depart(job_id=ID, worker="mini", instance="mini-1", since=ago(4.5)), NOW, POLICY).job is heard
     claimed = _HELD._replace(last=_ATTEMPT._replace(heartbeat_at=None, claimed_at=ago(4.4)))
     assert (
-        decide(claimed, Depart(job_id=ID, worker="mini", instance="mini-1", silent_s=4.5), NOW, POLICY).job is claimed
+        decide(claimed, Depart(job_id=ID, worker="mini", instance="mini-1", since=ago(4.5)), NOW, POLICY).job is claimed
     )
 
 
@@ -679,6 +679,16 @@ def test_a_moved_job_waits_in_its_new_models_lane_and_nobody_is_excluded_there()
     assert job is not None
     assert (job.model, job.lane, job.excluded) == ("qwen3", "article.qwen3", ())
     assert decision.effects == (Wake("article.qwen3"),)
+
+
+def test_a_job_that_was_refused_never_goes_back_to_a_model_before() -> None:
+    """It would be refused there again, and go round for ever."""
+    job = SITUATIONS["given"]._replace(models=("llama3", "qwen3", "phi4"), model="llama3", excluded=("mini",))
+    moved = decide(job, Relane(job_id=ID, model="qwen3"), NOW, POLICY).job
+    assert moved.models == ("qwen3", "phi4")
+    assert isinstance(decide(moved, Relane(job_id=ID, model="llama3"), NOW, POLICY).answer, Nothing)
+    unrefused = decide(job._replace(excluded=()), Relane(job_id=ID, model="qwen3"), NOW, POLICY).job
+    assert unrefused.models == job.models
 
 
 def test_a_job_that_nobody_left_can_do_does_not_fail_while_another_of_its_models_is_offered() -> None:

@@ -1,4 +1,4 @@
--- The jobs that a process holds ($1 worker, $2 instance), unless it has announced itself within the last $3 seconds.
+-- The jobs that a process holds ($1 worker, $2 instance), unless it has announced itself since $3.
 SELECT j.id
 FROM job AS j
 JOIN attempt AS a ON a.job_id = j.id AND a.epoch = j.epoch
@@ -8,6 +8,6 @@ WHERE
     AND a.instance = $2
     AND NOT EXISTS (
         SELECT FROM worker AS w
-        WHERE w.name = $1 AND w.instance = $2 AND w.seen_at > tandem_now() - make_interval(secs => $3)
+        WHERE w.name = $1 AND w.instance = $2 AND w.seen_at > $3
     )
 ORDER BY j.id

@@ -9,6 +9,7 @@ SET
     silences = new.silences,
     excluded = new.excluded::text[],
     model = new.model,
+    models = new.models::text[],
     lane = new.lane,
     offered_at = new.offered_at,
     offered_seq = new.offered_seq,
@@ -29,10 +30,11 @@ SET
 FROM unnest(
     $1::uuid[], $2::text[], $3::timestamptz[], $4::integer[], $5::integer[], $6::integer[], $7::integer[], $8::text[],
     $9::timestamptz[], $10::bigint[], $11::bigint[], $12::text[], $13::timestamptz[], $14::timestamptz[], $15::jsonb[],
-    $16::boolean[], $17::jsonb[], $18::integer[], $19::text[], $20::boolean[], $21::text[], $22::text[]
+    $16::boolean[], $17::jsonb[], $18::integer[], $19::text[], $20::boolean[], $21::text[], $22::text[],
+    $23::text[]
 ) AS new (
     id, state, run_after, epoch, attempt, lease_losses, silences, excluded,
     offered_at, offered_seq, spent_seq, worker, lease_expires_at, finished_at, error,
-    result_is, result, result_epoch, result_model, announced, model, lane
+    result_is, result, result_epoch, result_model, announced, model, lane, models
 )
 WHERE job.id = new.id

@@ -11,11 +11,14 @@ def upgrade() -> None:
     """Add the columns, and the index of waiting jobs that have a choice; it reads the table once, a second or so."""
     op.add_column("job", sa.Column("models", sa.ARRAY(sa.Text()), nullable=True))
     op.add_column("worker", sa.Column("resumed_at", sa.TIMESTAMP(timezone=True), nullable=True))
-    op.create_index("job_choices", "job", ["id"], postgresql_where=sa.text("state = 'pending' AND models IS NOT NULL"))
+    choices = "state = 'pending' AND models IS NOT NULL"
+    op.create_index("job_choices", "job", ["lane", "id"], postgresql_where=sa.text(choices))
+    op.create_index("job_refused", "job", ["id"], postgresql_where=sa.text(f"{choices} AND excluded <> '{{}}'"))
 
 
 def downgrade() -> None:
     """Forget both; a job that had a choice keeps the model that it has."""
+    op.drop_index("job_refused", "job")
     op.drop_index("job_choices", "job")
     op.drop_column("worker", "resumed_at")
     op.drop_column("job", "models")
