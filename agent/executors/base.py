@@ -6,7 +6,8 @@ executor (transient). Cancelling `run` must stop the backend's work before it re
 job when `run` has ended.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
@@ -128,6 +129,10 @@ class Executor(Protocol):
         """Do the job."""
 
 
+async def _free_nothing(_why: str) -> None:
+    """There is nobody else whose memory could be freed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What an executor with a backend may know of the agent around it; the defaults serve one that stands alone."""
@@ -135,6 +140,8 @@ class Surroundings:
     now: Callable[[], float] = field(default_factory=lambda: Clock().now)  # seconds; runs on while the machine sleeps
     changed: Callable[[], None] = lambda: None  # to be called when `capabilities` or `warm` answer something new
     gpu_free: Callable[[], bool] = lambda: True  # no job uses the GPU right now: a probe may
+    gpu_turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext  # a turn among the jobs, for a probe
+    free_memory: Callable[[str], Awaitable[None]] = _free_nothing  # unloads the others' idle models; takes the reason
 
 
 @runtime_checkable

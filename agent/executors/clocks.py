@@ -45,7 +45,7 @@ class Limits(BaseModel):
     """What the coordinator has learned of that clock may make it shorter, but not shorter than this."""
     total_s: Seconds = 3600
     """From the request to the end."""
-    wake_s: Annotated[float, Field(ge=0)] = 15
+    wake_s: Annotated[float, Field(ge=0)] = 60
     """After the machine slept a generator has so long to give a sign of life."""
 
     def learned(self, no_progress_s: float | None) -> Self:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 import structlog
 from pydantic import ValidationError
+from yarl import URL
 
 from agent.executors import comfyui_graph as graphs
 from agent.executors import comfyui_outcome as outcomes
@@ -25,7 +26,7 @@ from agent.executors.comfyui_graph import Graph
 from agent.executors.comfyui_inputs import Inputs
 from agent.executors.comfyui_product import collect, fetch, refs_of
 from agent.executors.comfyui_progress import Follower, Unheard
-from agent.executors.comfyui_prompt import Away, Failed, Prompt
+from agent.executors.comfyui_prompt import VANISHED, Away, Failed, Prompt
 from agent.executors.comfyui_settings import ComfyUISettings
 from agent.executors.http import Found, HttpExecutor
 from agent.executors.transport import Transport
@@ -106,7 +107,7 @@ class ComfyUIExecutor(HttpExecutor):
             raise BackendDown("no_answer", str(error)) from None
         system = stats.get("system")
         if not isinstance(system, dict) or "comfyui_version" not in system:
-            raise BackendDown("not_comfyui", f"{self.settings.url} is no ComfyUI")
+            raise BackendDown("not_comfyui", f"{URL(self.settings.url).with_user(None)} is no ComfyUI")
         if missing != self._missing:
             _log.warning("comfyui lacks files", missing=missing)
         self._missing = missing
@@ -135,9 +136,9 @@ class ComfyUIExecutor(HttpExecutor):
         """Stop what an earlier process of this agent left running for an attempt that is no longer its own."""
         for turn in range(1, _TURNS + 1):
             prompt_id = graphs.prompt_id_of(job_id, epoch, turn)
-            with contextlib.suppress(Refused, NoAnswer):  # it runs to its end for nobody then
-                await self.client.delete(prompt_id)
-                await self.client.interrupt(prompt_id)
+            for stop in (self.client.delete, self.client.interrupt):
+                with contextlib.suppress(Refused, NoAnswer):  # it runs to its end for nobody then
+                    await stop(prompt_id)
 
     # ---- jobs
 
@@ -182,6 +183,7 @@ class ComfyUIExecutor(HttpExecutor):
                 _log.info("comfyui: once more", job_id=job.id, epoch=job.epoch, code=code)
                 progress.detail(f"once more: {code}")
                 if code == OUT_OF_MEMORY:
+                    await self.surroundings.free_memory(f"{self.name} ran out of memory")
                     await self.unload()
         raise AssertionError
 
@@ -194,6 +196,10 @@ class ComfyUIExecutor(HttpExecutor):
         except OutOfTime as late:
             if late.limit is Limit.FIRST and not prompt.follower.begun:  # no fault of the job
                 raise _NeverBegun(late.limit, late.limit_s) from None
+            raise
+        except Failed as failed:
+            if failed.fault.finding == VANISHED and not self.judge.met_before(job, VANISHED.code):
+                raise BackendDown(VANISHED.code, failed.fault.text) from None
             raise
         except Away as away:
             self.hold_back(str(away))

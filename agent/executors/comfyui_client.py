@@ -23,10 +23,10 @@ _BLOCK_BYTES = 256 * 1024
 class NoAnswer(Exception):  # noqa: N818 - it may be busy, it is no error yet
     """No answer, or one that says nothing; `status` if there was one."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
-        """`message` names the route."""
+    def __init__(self, message: str, status: int | None = None, path: str = "") -> None:
+        """`message` names the route; `path` is the route asked, of a small question."""
         super().__init__(message)
-        self.status = status
+        self.status, self.path = status, path
 
 
 class Refused(Exception):  # noqa: N818
@@ -115,7 +115,7 @@ class Client:
         try:
             async with self.session().post(f"{self.url}/prompt", json=body, timeout=self._timeout) as response:
                 text = await response.text(errors="replace")
-                return Posted(response.status, _object(text), text)
+                return Posted(response.status, _parsed(text) or {}, text)
         except aiohttp.ClientConnectorError as error:
             raise Refused(str(error)) from None
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -144,7 +144,7 @@ class Client:
         form.add_field("image", data, filename=name, content_type=media_type)
         form.add_field("type", "input")
         text = await self._send("POST", "/upload/image", data=form)
-        stored = _object(text).get("name")
+        stored = (_parsed(text) or {}).get("name")
         if not isinstance(stored, str):
             msg = "/upload/image: no name"
             raise NoAnswer(msg)
@@ -177,7 +177,11 @@ class Client:
             raise NoAnswer(msg) from None
 
     async def _get_object(self, path: str) -> dict[str, Any]:
-        return _object(await self._send("GET", path))
+        body = _parsed(await self._send("GET", path))
+        if body is None:
+            msg = f"{path}: no JSON object"
+            raise NoAnswer(msg, path=path)
+        return body
 
     async def _tell(self, path: str, body: Mapping[str, Any]) -> None:
         await self._send("POST", path, json=body)
@@ -190,19 +194,19 @@ class Client:
                 text = await response.text(errors="replace")
                 if response.status != _OK:
                     msg = f"{path}: status {response.status}"
-                    raise NoAnswer(msg, response.status)
+                    raise NoAnswer(msg, response.status, path)
                 return text
         except aiohttp.ClientConnectorError as error:
             raise Refused(str(error)) from None
         except (aiohttp.ClientError, TimeoutError) as error:
             msg = f"{path}: {type(error).__name__}"
-            raise NoAnswer(msg) from None
+            raise NoAnswer(msg, path=path) from None
 
 
-def _object(text: str) -> dict[str, Any]:
-    """Parse an answer; the standard library's parser, since a bare NaN is possible."""
+def _parsed(text: str) -> dict[str, Any] | None:
+    """Parse an answer; None if it is no JSON object. The standard library's parser: a bare NaN is possible."""
     try:
         body = json.loads(text)
     except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
+        return None
+    return body if isinstance(body, dict) else None

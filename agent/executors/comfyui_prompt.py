@@ -27,6 +27,8 @@ _STOP_AGAIN_S = 1.0
 _UNREADABLE = 3
 _SERVER_ERROR = 500
 _NOT_ALLOWED = frozenset({401, 403})
+VANISHED = Finding(Verdict.RETRY, "vanished")
+"""The server has forgotten the prompt, as it does when it is restarted."""
 _log = structlog.get_logger()
 
 Entry = dict[str, Any]
@@ -85,7 +87,7 @@ class Prompt:
                 self.follower.moved.clear()
                 if not await self._is_there():
                     text = "vanished: it is neither in the queue nor in the history; the server was restarted?"
-                    raise Failed(Fault(Finding(Verdict.RETRY, "vanished"), text))
+                    raise Failed(Fault(VANISHED, text))
                 if self._ended is None:
                     await self._wait()
         self.follower.end()
@@ -132,10 +134,13 @@ class Prompt:
     async def _unread(self, silence: NoAnswer) -> None:
         """Judge an answer that is none.
 
-        An output that is no JSON makes the history unreadable (500) until its entry is deleted.
+        An output that is no JSON makes the history unreadable (500) until its entry is deleted; what other routes
+        answer says nothing about that.
         """
         if silence.status in _NOT_ALLOWED:
             raise Failed(outcomes.fault_of(f"refused: {silence}", silence.status))
+        if not silence.path.startswith("/history/"):
+            return
         self._unreadable = self._unreadable + 1 if silence.status == _SERVER_ERROR else 0
         if self._unreadable >= _UNREADABLE:
             await self.client.forget(self.id)

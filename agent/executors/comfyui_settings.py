@@ -83,6 +83,8 @@ class ComfyUISettings(HttpSettings):
     """Longer than moving a model takes that the jobs on record found loaded."""
     total_s: Seconds = 7200
     """From the request to the end; the job's own deadline usually comes first."""
+    wake_s: Annotated[float, Field(ge=0)] = 180
+    """After the machine slept: moving a model back onto the device is silent as well."""
     answer_s: Seconds = 60
     """How long an answer may take: HTTP stands still while a model is loaded."""
     probe_s: Annotated[float, Field(ge=0)] = 1800

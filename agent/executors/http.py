@@ -25,6 +25,10 @@ from shared.wire import Capability
 
 NOT_YET = "not looked at yet"
 """The reason of a backend of which nothing is known so far."""
+_PATIENCE_S = 30.0
+"""How long a doubt is left to the gaps between others' jobs, before the tiny generation takes a turn like a job."""
+_MOST_PATIENCE_S = 3600.0
+"""The longest pause between two such turns; each that fails doubles it: a dead backend must not hold up the others."""
 _log = structlog.get_logger()
 
 
@@ -76,6 +80,8 @@ class HttpExecutor(ABC):
         self._up = False
         self._reason = NOT_YET
         self._doubt = settings.probe_s > 0
+        self._patience_s = _PATIENCE_S
+        self._turn_at: float | None = None  # when a doubt is worth a turn on the GPU
         self._proven_at = float("-inf")
         self._proof_took_s: float | None = None
         self._not_before = float("-inf")
@@ -230,7 +236,31 @@ class HttpExecutor(ABC):
         due = self._doubt or (every_s > 0 and self.now() - self._proven_at >= every_s)
         if not due or not self.found.capabilities:
             return True
-        if self.running or (self.gpu and not self.surroundings.gpu_free()):
+        if self._worth_a_turn():
+            return await self._prove_in_turn()
+        if self.gpu and not self.surroundings.gpu_free():
+            return not self._doubt
+        return await self._prove()
+
+    def _worth_a_turn(self) -> bool:
+        """Whether a doubt has lasted too long: while others have work, no gap between their jobs is long enough."""
+        if not self._doubt or not self.gpu:
+            return False
+        if self._turn_at is None:
+            self._turn_at = self.now() + self._patience_s
+        return self.now() >= self._turn_at
+
+    async def _prove_in_turn(self) -> bool:
+        async with self.surroundings.gpu_turn():
+            try:
+                return await self._prove()
+            finally:
+                if self._doubt:
+                    self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE_S)
+                    self._turn_at = self.now() + self._patience_s
+
+    async def _prove(self) -> bool:
+        if self.running:
             return not self._doubt
         began_at = self.now()
         self._proof = asyncio.create_task(self._generate_a_little(), name=f"probe:{self.name}")
@@ -248,6 +278,7 @@ class HttpExecutor(ABC):
             self._doubt = True
             raise
         self._doubt, self._proven_at = False, self.now()
+        self._patience_s, self._turn_at = _PATIENCE_S, None
         self._proof_took_s = round(self._proven_at - began_at, 3)
         return True
 

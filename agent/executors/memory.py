@@ -103,12 +103,19 @@ class Gpu:
             return
         if self._turns.locked():
             progress.stage(WAITING)
+        async with self.held(executor):
+            await self._make_room(executor, job)
+            yield
+
+    @contextlib.asynccontextmanager
+    async def held(self, executor: Backed) -> AsyncIterator[None]:
+        """Wait for a turn and keep it for the block: for a job, or for a probe that no job may cut off."""
         async with self._turns:
+            probing = [other for other in self._backed if other.gpu and not self._running[id(other)]]
             self._running[id(executor)] += 1
             try:
-                for other in self._backed:
+                for other in probing:
                     await other.stand_aside()
-                await self._make_room(executor, job)
                 yield
             finally:
                 self._running[id(executor)] -= 1

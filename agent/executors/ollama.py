@@ -28,6 +28,7 @@ _LATEST = ":latest"
 _TOP_LEVEL = ("think",)  # options that stand beside `options`
 _FOR_EVER_S = 10_000_000
 _UNLOAD_S = 20.0
+_UNLOAD_ROUND_S = 0.1
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _NS = 1e9
 _OK = 200
@@ -135,11 +136,11 @@ class OllamaExecutor(TextExecutor):
 
     async def unload(self) -> None:
         """Unload every model, and wait until the server says so."""
-        for name in list(self._loaded):
-            await self.transport.ask("POST", "/api/generate", {"model": name, "keep_alive": 0})
         async with asyncio.timeout(_UNLOAD_S):
-            while (await self._get("/api/ps")).get("models"):  # noqa: ASYNC110 - the server announces nothing
-                await asyncio.sleep(0.1)
+            while loaded := (await self._get("/api/ps")).get("models"):
+                for entry in loaded:  # not what the last look found: a job has loaded another since
+                    await self.transport.ask("POST", "/api/generate", {"model": entry["name"], "keep_alive": 0})
+                await asyncio.sleep(_UNLOAD_ROUND_S)  # the server announces nothing
         self._loaded = {}
 
     def same_model(self, asked: str, answered: str) -> bool:

@@ -92,7 +92,7 @@ class OpenAIExecutor(TextExecutor):
         self._contexts = {name: said["n_ctx"] for name, said in meta.items() if isinstance(said.get("n_ctx"), int)}
         listed = list(known)
         if self.server != MLX:
-            return listed
+            return [name for name in listed if self._own.models or "embed" not in _short(name).lower()]
         # mlx_lm lists whatever lies in its cache, and would load any of it in place of the model that it was started
         # with; only a model that somebody chose may be named
         if self._own.models:
@@ -126,6 +126,16 @@ class OpenAIExecutor(TextExecutor):
         if asked is not None and asked > has:
             raise Elsewhere("context_too_small", f"a context of {asked} tokens is asked for; the server has {has}")
         return replace(order, context=has)
+
+    def small_model(self) -> str:
+        """Return the model that gave the last good answer, else the default one, else the first.
+
+        Which one is loaded or small is not told, and LM Studio loads another in place of the one that works.
+        """
+        if self.proven in self.offered.values():
+            return self.proven
+        default = self._own.default_model and self.there(self._own.default_model)
+        return default or super().small_model()
 
     def same_model(self, asked: str, answered: str) -> bool:
         """Compare; LM Studio numbers its instances, and mlx_lm says what it was told, which proves nothing."""

@@ -70,11 +70,10 @@ class Registry:
 
     async def __aenter__(self) -> Self:
         """Start every executor."""
-        surroundings = Surroundings(now=self._now, changed=self._changed, gpu_free=lambda: self._gpu.idle)
         async with AsyncExitStack() as stack:
             for executor in self._executors:
                 if isinstance(executor, Backed):
-                    executor.attach(surroundings)
+                    executor.attach(self._around(executor))
                 stack.push_async_callback(executor.aclose)
                 await executor.start()
             self._stack = stack.pop_all()
@@ -95,16 +94,8 @@ class Registry:
     def find(self, kind: str, model: str | None) -> Executor | None:
         """Return who runs such a job: one that is up, and names the model before one that takes any; or None."""
         wanted = subjects.slug(model) if model else None
-        fallback: Executor | None = None
-        for executor in sorted(self._executors, key=self.is_up, reverse=True):
-            for capability in _known(executor):
-                if capability.kind != kind:
-                    continue
-                if wanted is not None and wanted in {subjects.slug(name) for name in capability.models}:
-                    return executor
-                if (wanted is None or "*" in capability.models) and fallback is None:
-                    fallback = executor
-        return fallback
+        up = self._up()
+        return _find(up, kind, wanted) or _find([one for one in self._executors if one not in up], kind, wanted)
 
     def named(self, name: str) -> Executor | None:
         """Return the executor of that name, up or not."""
@@ -160,12 +151,35 @@ class Registry:
             return executor.up
         return self._down_until.get(executor.name, float("-inf")) <= self._now()
 
+    def _around(self, executor: Backed) -> Surroundings:
+        return Surroundings(
+            now=self._now,
+            changed=self._changed,
+            gpu_free=lambda: self._gpu.idle,
+            gpu_turn=lambda: self._gpu.held(executor),
+            free_memory=lambda why: self._gpu.free_memory(why, but=executor),
+        )
+
     def _up(self) -> list[Executor]:
         return [executor for executor in self._executors if self.is_up(executor)]
 
     def _changed(self) -> None:
         for callback in self.on_change:
             callback()
+
+
+def _find(executors: Sequence[Executor], kind: str, wanted: str | None) -> Executor | None:
+    """Return the first that names the model of that slug, else the first that takes any; no slug: any of the kind."""
+    fallback: Executor | None = None
+    for executor in executors:
+        for capability in _known(executor):
+            if capability.kind != kind:
+                continue
+            if wanted is not None and wanted in {subjects.slug(name) for name in capability.models}:
+                return executor
+            if (wanted is None or "*" in capability.models) and fallback is None:
+                fallback = executor
+    return fallback
 
 
 def _known(executor: Executor) -> list[Capability]:

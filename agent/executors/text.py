@@ -57,6 +57,7 @@ class TextExecutor(HttpExecutor):
         self.settings = settings
         self.offered: dict[str, str] = {}  # the name in jobs: the server's name; filled by `look`
         self.server = ""  # which server speaks the protocol, if that is known
+        self.proven = ""  # the server's name of the model that gave the last good answer
 
     @abstractmethod
     async def generate(self, order: Order, telling: Telling) -> Answer:
@@ -165,13 +166,16 @@ class TextExecutor(HttpExecutor):
             warm = [self.offered[name] for name in self.found.warm if name in self.offered]
             if found := [*warm, *self.offered.values()]:
                 return found[0]
-        elif wanted in self.offered:
-            return self.offered[wanted]
-        else:
-            for name, there in self.offered.items():
-                if subjects.slug(name) == subjects.slug(wanted):
-                    return there
+        elif there := self.there(wanted):
+            return there
         raise Elsewhere("model_missing", f"{self.name} here has no model {wanted or 'at all'}")
+
+    def there(self, wanted: str) -> str | None:
+        """Return the server's name of a model by its name in jobs, or by its lane's; None: it isn't offered."""
+        if wanted in self.offered:
+            return self.offered[wanted]
+        slug = subjects.slug(wanted)
+        return next((there for name, there in self.offered.items() if subjects.slug(name) == slug), None)
 
     def _probe_model(self) -> str:
         if self.settings.probe_model is not None:
@@ -199,6 +203,7 @@ class TextExecutor(HttpExecutor):
                 text = await asyncio.to_thread(text_json.document, text, order.format)
             except ValueError as error:
                 raise self.found_out(job, BAD_ANSWER, str(error), answer) from None
+        self.proven = order.model
         path = job.workspace / name
         await asyncio.to_thread(path.write_text, text, encoding="utf-8", errors="replace")
         digest = self.digest(order.model)
@@ -219,7 +224,8 @@ class TextExecutor(HttpExecutor):
         """Say what is wrong with a whole answer."""
         if answer.model is not None and not self.same_model(order.model, answer.model):
             return WRONG_MODEL, f"asked for {order.model}, {answer.model} answered"
-        if answer.finish == "length" and not order.allow_length:
+        only_thought = answer.pieces > len(answer.parts) and not answer.text.strip()
+        if answer.finish == "length" and (only_thought or not order.allow_length):
             return TRUNCATED, f"cut off at {answer.tokens or answer.pieces} tokens; give options.max_tokens or context"
         if not answer.text.strip():
             return EMPTY, "the answer is empty"
@@ -238,6 +244,8 @@ class TextExecutor(HttpExecutor):
         finding = self.weigh(refused) or look_up(self.name, refused.text, status=refused.status, server=self.server)
         if finding.verdict in {Verdict.BUSY, Verdict.DOWN}:
             self.hold_back(said, refused.retry_after_s or 0)
+        if finding.verdict is Verdict.DOWN and self.judge.met_before(job, finding.code):  # the job may be the reason
+            finding = Finding(Verdict.RETRY_THEN_ROUTE, finding.code)
         facts = {"status": refused.status, "server": self.server, "version": self.found.version}
         return self.judge.verdict(job, finding, said, **facts)
 

@@ -27,7 +27,7 @@ class TextSettings(HttpSettings):
     default_model: str | None = None
     """For jobs that name none; None: a loaded one, else the first."""
     probe_model: str | None = None
-    """For the tiny generation; None: a loaded one, else a small one."""
+    """For the tiny generation; None: a loaded one, else a small one, or the one that is used (`openai`)."""
     probe_tokens: int = Field(default=8, ge=1, le=64)
     """How long the tiny generation is."""
     context: int = Field(default=8192, ge=256)

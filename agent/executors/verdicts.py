@@ -1,15 +1,16 @@
 """What a backend's error means for the job: a table in data (verdicts.toml), and what happens to the unknown.
 
 The texts change between versions of the backends, so they are matched by what has stayed the same in them, the first
-row that fits counts, and a text that no row knows is tried once more, on another worker, and then fails the job: never
-an endless circle. Executors call `Judge.error` for what went wrong, and `Judge.refusal` before they begin.
+row that fits counts, and a text that no row knows is charged, and keeps the job from this worker: never an endless
+circle. "Once more" counts what the job met here: what another worker charged it for is no sign of the same fault.
+Executors call `Judge.error` for what went wrong, and `Judge.refusal` before they begin.
 """
 
 import re
 import tomllib
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
@@ -38,7 +39,7 @@ class Verdict(StrEnum):
     DOWN = "down"  # the backend is not there: given back uncharged, no work for it until a probe succeeds
     BUSY = "busy"  # the backend takes no more work now: the same
     CHECK = "check"  # it may have been done: the executor looks before it calls this a failure (then a retry)
-    UNKNOWN = "unknown"  # once more on another worker, then failed
+    UNKNOWN = "unknown"  # once on each worker, charged: `Judge.refusal` keeps it from the same one
 
 
 class Row(BaseModel):
@@ -59,6 +60,15 @@ class Finding:
 
     verdict: Verdict
     code: str
+
+
+@dataclass(slots=True)
+class _Past:
+    """What a job met here."""
+
+    seen: set[str] = field(default_factory=set)
+    charged: set[str] = field(default_factory=set)  # the codes of its errors
+    attempt: int = 0  # the last one that ended here, charged
 
 
 @cache
@@ -88,25 +98,26 @@ class Judge:
     def __init__(self, backend: str) -> None:
         """`backend` is the table's name."""
         self._backend = backend
-        self._met: OrderedDict[str, set[str]] = OrderedDict()
+        self._past: OrderedDict[str, _Past] = OrderedDict()
 
     def refusal(self, job: RunnableJob) -> ExecutorError | None:
         """Return why the job must not be tried here again: it met an unknown error here before.
 
-        A first attempt may: then a person has told the job to begin anew.
+        An attempt that was charged comes again only if a person has told the job to begin anew: all is forgotten then.
         """
-        if job.attempt <= 1 or UNKNOWN not in self._met.get(job.id, ()):
+        past = self._past.get(job.id)
+        if past is not None and job.attempt <= past.attempt:
+            del self._past[job.id]
+            return None
+        if past is None or UNKNOWN not in past.charged:
             return None
         return Elsewhere(UNKNOWN, f"{self._backend} here answered this job with an error that is not known")
 
     def met_before(self, job: RunnableJob, code: str) -> bool:
         """Note that a job met something here; say whether it had met it here before."""
-        met = self._met.setdefault(job.id, set())
-        self._met.move_to_end(job.id)
-        while len(self._met) > _MOST_JOBS:
-            self._met.popitem(last=False)
-        before = code in met
-        met.add(code)
+        seen = self._past_of(job).seen
+        before = code in seen
+        seen.add(code)
         return before
 
     def error(
@@ -121,14 +132,24 @@ class Judge:
         said = clean(text)
         kept = {name: value for name, value in facts.items() if value not in (None, "")}
         detail = {"executor": self._backend, "verdict": finding.verdict.value, "text": said, **kept}
-        if finding.verdict is Verdict.UNKNOWN:
-            self.met_before(job, UNKNOWN)
-        return _error_for(finding.verdict, first=job.attempt <= 1)(finding.code, said or finding.code, detail)
+        past = self._past_of(job)
+        error = _error_for(finding.verdict, first=finding.code not in past.charged)
+        if error in {Transient, Permanent}:
+            past.charged.add(UNKNOWN if finding.verdict is Verdict.UNKNOWN else finding.code)
+            past.attempt = job.attempt
+        return error(finding.code, said or finding.code, detail)
+
+    def _past_of(self, job: RunnableJob) -> _Past:
+        past = self._past.setdefault(job.id, _Past())
+        self._past.move_to_end(job.id)
+        while len(self._past) > _MOST_JOBS:
+            self._past.popitem(last=False)
+        return past
 
 
 def _error_for(verdict: Verdict, *, first: bool) -> type[ExecutorError]:
     match verdict:
-        case Verdict.RETRY | Verdict.CHECK:
+        case Verdict.RETRY | Verdict.CHECK | Verdict.UNKNOWN:
             return Transient
         case Verdict.ROUTE:
             return Elsewhere
@@ -136,7 +157,7 @@ def _error_for(verdict: Verdict, *, first: bool) -> type[ExecutorError]:
             return Permanent
         case Verdict.RETRY_THEN_ROUTE:
             return Transient if first else Elsewhere
-        case Verdict.RETRY_THEN_FAIL | Verdict.UNKNOWN:
+        case Verdict.RETRY_THEN_FAIL:
             return Transient if first else Permanent
         case Verdict.DOWN | Verdict.BUSY:
             return BackendDown

@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
+from aiohttp import web
 
-from agent.executors.base import BackendDown, Elsewhere, Permanent, Transient
+from agent.executors.base import BackendDown, Elsewhere, Permanent, Surroundings, Transient
 from tests.support.comfyui_rig import ID, Time, Told, doing, job, other_prompt, running
 from tests.support.fake_comfyui import FakeComfyUI, raising, steps
 from tests.support.fake_comfyui_nodes import MPS_OOM, NodeError, StagingError, WorkerDies
@@ -13,9 +14,27 @@ from tests.support.servers import eventually
 CUDA_OOM = NodeError("torch.OutOfMemoryError", "Allocation on device 0 would exceed allowed memory. (out of memory)\n")
 
 
+class Troubled(FakeComfyUI):
+    """So many questions for the queue, or for a prompt that has ended, are answered by what stands before it."""
+
+    bad_queues, bad_histories = 0, 0
+
+    async def _queue(self, request):
+        if self.bad_queues and self.pending + list(self.running.values()):
+            self.bad_queues -= 1
+            return web.Response(status=500, text="a proxy's")
+        return await super()._queue(request)
+
+    async def _history(self, request):
+        if self.bad_histories and request.match_info["id"] in self.history:
+            self.bad_histories -= 1
+            return web.Response(text="<html>just a moment</html>", content_type="text/html")
+        return await super()._history(request)
+
+
 @pytest.fixture
 async def comfy(tmp_path):
-    async with FakeComfyUI(tmp_path / "comfy") as server:
+    async with Troubled(tmp_path / "comfy") as server:
         yield server
 
 
@@ -117,6 +136,19 @@ async def test_out_of_memory_frees_and_tries_once_more(comfy, tmp_path, error):
     assert product.settings["turn"] == 2
 
 
+async def test_out_of_memory_frees_the_memory_of_others_before_it_tries_once_more(comfy, tmp_path):
+    comfy.before["KSampler"] = raising(NodeError("RuntimeError", MPS_OOM))
+    freed = []
+
+    async def free(why):
+        freed.append((why, len(set(comfy.ran))))
+
+    async with running(comfy) as executor:
+        executor.attach(Surroundings(free_memory=free))
+        await executor.run(job(tmp_path / "w"), Told())
+    assert freed == [("comfyui ran out of memory", 1)]
+
+
 @pytest.mark.parametrize(
     ("error", "raised", "code"),
     [
@@ -146,7 +178,7 @@ async def test_an_unknown_error_is_not_tried_here_again(comfy, tmp_path):
         with pytest.raises(Elsewhere):
             await executor.run(job(tmp_path / "2", epoch=2, attempt=2), Told())
     async with running(comfy) as another:
-        with pytest.raises(Permanent):
+        with pytest.raises(Transient):
             await another.run(job(tmp_path / "3", epoch=3, attempt=2), Told())
 
 
@@ -156,3 +188,19 @@ async def test_a_history_that_can_t_be_read_is_deleted_and_the_workflow_s_fault(
         with pytest.raises(Permanent, match="bad_workflow"):
             await executor.run(job(tmp_path / "w"), Told())
     assert ("/history", {"delete": [ID]}) in comfy.calls
+
+
+async def test_a_queue_that_answers_500_says_nothing_about_the_history(comfy, go, tmp_path):
+    comfy.bad_queues = 6
+    async with running(comfy) as executor, doing(executor, job(tmp_path / "w")) as task:
+        await eventually(lambda: not comfy.bad_queues)
+        go.set()
+        assert len((await task).files) == 1
+    assert ("/history", {"delete": [ID]}) not in comfy.calls
+
+
+async def test_a_history_that_is_no_json_is_no_answer_and_the_prompt_has_not_vanished(comfy, tmp_path):
+    comfy.bad_histories = 4
+    async with running(comfy) as executor:
+        assert len((await executor.run(job(tmp_path / "w"), Told())).files) == 1
+    assert (comfy.bad_histories, comfy.ran) == (0, [ID])

@@ -174,6 +174,18 @@ async def test_a_server_that_is_something_else_is_not_used(comfy):
         await executor.aclose()
 
 
+async def test_the_password_in_a_url_is_told_to_nobody(comfy):
+    comfy.version = None
+    url = comfy.url.replace("//", "//artist:hunter2@")
+    executor = ComfyUIExecutor.from_settings(QUICK | {"url": url})
+    await executor.start()
+    try:
+        await eventually(lambda: f"{comfy.url} is no ComfyUI" in executor.status()["reason"])
+        assert "hunter2" not in str(executor.status())
+    finally:
+        await executor.aclose()
+
+
 def test_a_publisher_may_ask_for_the_metadata():
     from shared.submission import ImageSpec  # noqa: PLC0415
 

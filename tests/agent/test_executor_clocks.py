@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from agent.executors.clocks import Clocks, Limit, Limits, OutOfTime
+from agent.executors.comfyui_settings import ComfyUISettings
+from agent.executors.openai import OpenAISettings
 from tests.support.text_rig import CountingClock
 
 
@@ -83,6 +85,21 @@ def test_time_asleep_counts_but_who_just_woke_may_give_a_sign_of_life(first):
     assert hand.pass_s(clocks, 2).limit is (Limit.FIRST if first else Limit.IDLE)
     clocks.output()
     assert clocks.overdue() is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "silent_s"),
+    [(OpenAISettings(), 60), (ComfyUISettings(workflows=True), 180)],
+    ids=["text", "comfyui"],
+)
+def test_after_a_sleep_a_model_has_the_time_to_come_back_into_memory(limits, silent_s):
+    hand = Hand()
+    clocks = Clocks(limits, hand)
+    clocks.output()
+    hand.at += 1000
+    assert clocks.overdue() is None
+    assert hand.pass_s(clocks, silent_s - 1) is None
+    assert hand.pass_s(clocks, 2).limit is Limit.IDLE
 
 
 def test_a_sleep_does_not_lengthen_the_whole():

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from agent.executors.base import RunnableJob, Transient
+from agent.executors.base import BackendDown, RunnableJob, Transient
 from agent.executors.http import Found, HttpExecutor, HttpSettings
 from agent.executors.memory import WAITING, Gpu, Reading, meminfo, read_memory, vm_stat
 from agent.executors.registry import Registry
@@ -35,18 +35,22 @@ class Generator(HttpExecutor):
         self.probe_may_end = asyncio.Event()
         self.probe_may_end.set()
         self.breaks = False
+        self.dead = False
+        self.model = "m"
 
     @classmethod
     def from_settings(cls, table):
         raise NotImplementedError
 
     async def look(self):
-        able = [Capability(kind=kind, models=["m"], executor=self.name) for kind in self.jobs.kinds]
+        able = [Capability(kind=kind, models=[self.model], executor=self.name) for kind in self.jobs.kinds]
         return Found(capabilities=able, warm=["m"])
 
     async def generate_a_little(self):
         self.probing.set()
         await self.probe_may_end.wait()
+        if self.dead:
+            raise BackendDown("probe", "no tiny generation")
 
     async def work(self, job, progress):
         return await self.jobs.run(job, progress)
@@ -224,6 +228,17 @@ async def test_out_of_memory_unloads_everything_before_anything_else_runs():
         assert (text.unloads, image.unloads) == (1, 1)
 
 
+async def test_an_executor_can_have_the_memory_of_the_others_freed():
+    text, image = Generator("text", "article"), Generator("image", "image")
+    async with machine(text, image) as registry:
+        work = begin(registry, image)
+        running = await image.next()
+        await image.surroundings.free_memory("out of memory")
+        assert (text.unloads, image.unloads) == (1, 0)
+        running.finish()
+        await work
+
+
 async def test_no_probe_begins_while_anothers_job_runs_and_one_that_runs_stands_aside():
     text, image = Generator("text", "article"), Generator("image", "image")
     async with machine(text, image) as registry:
@@ -241,6 +256,96 @@ async def test_no_probe_begins_while_anothers_job_runs_and_one_that_runs_stands_
         await work
         text.probe_may_end.set()
         await eventually(text.probing.is_set)
+
+
+async def test_a_probe_of_what_uses_no_gpu_does_not_stand_aside():
+    image, remote = Generator("image", "image"), Generator("remote", "article", gpu=False)
+    async with machine(image, remote) as registry:
+        remote.probing.clear()
+        remote.probe_may_end.clear()
+        registry.clock.moved_s += 301
+        await asyncio.wait_for(remote.probing.wait(), 10)
+        proof = remote._proof
+        await run_to_end(registry, image)
+        assert remote._proof is proof
+        assert not proof.done()
+
+
+async def test_a_backend_in_doubt_gets_a_turn_for_its_probe_among_the_jobs_of_another():
+    text, image = Generator("text", "article"), Generator("image", "image")
+    async with machine(text, image) as registry:
+        first = begin(registry, image)
+        running = await image.next()
+        registry.hold_back(text, "doubt")
+        await eventually(lambda: text._turn_at is not None)
+        text.probing.clear()
+        text.probe_may_end.clear()
+        registry.clock.moved_s += 31
+        await eventually(lambda: registry._gpu._turns._waiters)
+        second = begin(registry, image, "k")
+        running.finish()
+        await first
+        await asyncio.wait_for(text.probing.wait(), 10)
+        assert not registry.can_begin("image", "m")
+        assert image.jobs.started == 1  # the second waits for the probe
+        text.probe_may_end.set()
+        (await image.next()).finish()
+        await second
+        await eventually(lambda: registry.is_up(text))
+
+
+async def test_a_probe_that_has_its_turn_is_not_cut_off_by_a_job_beside_it():
+    text, image = Generator("text", "article"), Generator("image", "image")
+    async with machine(text, image, jobs=2) as registry:
+        first = begin(registry, image)
+        running = await image.next()
+        registry.hold_back(text, "doubt")
+        await eventually(lambda: text._turn_at is not None)
+        text.probing.clear()
+        text.probe_may_end.clear()
+        registry.clock.moved_s += 31
+        await asyncio.wait_for(text.probing.wait(), 10)
+        proof = text._proof
+        running.finish()
+        await first
+        await run_to_end(registry, image)
+        assert text._proof is proof
+        assert not proof.done()
+        text.probe_may_end.set()
+        await eventually(lambda: registry.is_up(text))
+
+
+async def test_a_backend_that_stays_dead_takes_its_turns_ever_more_seldom():
+    text, image = Generator("text", "article"), Generator("image", "image")
+    async with machine(text, image, jobs=2) as registry:
+        work = begin(registry, image)
+        running = await image.next()
+        text.dead = True
+        registry.hold_back(text, "doubt")
+        await eventually(lambda: text._turn_at is not None)
+        for pause_s in (31, 61, 121):
+            text.probing.clear()
+            registry.clock.moved_s += pause_s - 2
+            await text.once()
+            assert not text.probing.is_set()
+            registry.clock.moved_s += 2
+            await asyncio.wait_for(text.probing.wait(), 10)
+            await eventually(lambda: registry._gpu._running[id(text)] == 0)
+        running.finish()
+        await work
+
+
+async def test_a_named_model_of_a_down_backend_does_not_keep_a_job_from_one_that_takes_any():
+    text, other = Generator("text", "article"), Generator("other", "article")
+    other.model = "*"
+    async with machine(text, other) as registry:
+        assert registry.find("article", "m") is text
+        text.probe_may_end.clear()
+        registry.hold_back(text, "gone")
+        assert registry.find("article", "m") is other
+        other.probe_may_end.clear()
+        registry.hold_back(other, "gone too")
+        assert registry.find("article", "m") is text
 
 
 def test_lanes_that_would_wait_for_the_gpu_are_not_pulled_from():

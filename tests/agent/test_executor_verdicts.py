@@ -36,12 +36,36 @@ def test_every_row_can_be_read_and_names_something_that_fits():
         (Verdict.RETRY_THEN_FAIL, Transient, Permanent),
         (Verdict.DOWN, BackendDown, BackendDown),
         (Verdict.BUSY, BackendDown, BackendDown),
-        (Verdict.UNKNOWN, Transient, Permanent),
+        (Verdict.UNKNOWN, Transient, Transient),
     ],
 )
 def test_each_verdict_has_its_error(verdict, first, later):
-    for attempt, error in ((1, first), (2, later), (5, later)):
-        assert type(Judge("ollama").verdict(job(attempt), Finding(verdict, "code"), "said")) is error
+    judge = Judge("ollama")
+    for attempt, error in ((3, first), (4, later), (5, later)):
+        assert type(judge.verdict(job(attempt), Finding(verdict, "code"), "said")) is error
+
+
+@pytest.mark.parametrize("verdict", [Verdict.RETRY_THEN_ROUTE, Verdict.RETRY_THEN_FAIL])
+def test_another_fault_than_before_is_tried_once_more(verdict):
+    judge = Judge("ollama")
+    for attempt, code in enumerate(("stalled", "bad_answer"), 1):
+        assert type(judge.verdict(job(attempt), Finding(verdict, code), "said")) is Transient
+    assert type(judge.verdict(job(3), Finding(verdict, "stalled"), "said")) is not Transient
+
+
+def test_a_job_that_a_person_began_anew_has_met_nothing():
+    judge, finding = Judge("ollama"), Finding(Verdict.RETRY_THEN_FAIL, "bad_answer")
+    for attempt, error in ((1, Transient), (2, Permanent), (1, Transient), (2, Permanent)):
+        assert judge.refusal(job(attempt)) is None
+        assert type(judge.verdict(job(attempt), finding, "said")) is error
+
+
+def test_what_was_not_charged_is_remembered_when_the_same_attempt_comes_again():
+    judge = Judge("ollama")
+    assert not judge.met_before(job(), "cut_off")
+    judge.verdict(job(), Finding(Verdict.DOWN, "unreachable"), "gone")
+    assert judge.refusal(job()) is None
+    assert judge.met_before(job(), "cut_off")
 
 
 def test_the_rows_of_any_backend_come_first():
@@ -55,14 +79,15 @@ def test_a_row_for_one_server_does_not_fit_another():
     assert look_up("openai", "'role'", status=404, server="llama.cpp").verdict is Verdict.ROUTE
 
 
-def test_the_unknown_is_tried_once_more_on_another_worker_and_then_fails():
+def test_the_unknown_is_charged_once_on_each_worker():
     here, there = Judge("ollama"), Judge("ollama")
     assert type(here.error(job(1), "never seen", status=500)) is Transient
     assert type(here.refusal(job(2))) is Elsewhere  # it comes back to the same worker: not here
     assert here.refusal(job(2, "another")) is None
     assert here.refusal(job(1)) is None  # a person began it anew
     assert there.refusal(job(2)) is None
-    assert type(there.error(job(2), "never seen", status=500)) is Permanent
+    assert type(there.error(job(2), "never seen", status=500)) is Transient
+    assert type(there.refusal(job(3))) is Elsewhere
 
 
 def test_what_is_remembered_of_jobs_is_bounded():

@@ -72,6 +72,44 @@ async def test_mlx_is_not_told_to_load_whatever_lies_in_its_cache(tmp_path, mode
         assert rig.executor.capabilities()[0].models == offered
 
 
+class LMStudio(FakeOpenAI):
+    """Lists what is on the disk, and loads what it is asked for."""
+
+    header = "Express"
+
+    def __init__(self):
+        super().__init__()
+        self.models = ["text-embedding-nomic-embed-text-v1.5", "small", "large"]
+
+    def answers_as(self, model):
+        return model
+
+
+async def test_embedding_models_are_offered_only_if_they_are_named(tmp_path):
+    async with openai(tmp_path, LMStudio) as (_, rig):
+        assert rig.executor.capabilities()[0].models == ["small", "large"]
+    chosen = ["text-embedding-nomic-embed-text-v1.5"]
+    async with openai(tmp_path, LMStudio, models=chosen, wait_up=False) as (_, rig):
+        await eventually(lambda: rig.executor.known() and rig.executor.known()[0].models == chosen)
+
+
+@pytest.mark.parametrize(
+    ("settings", "first", "then"),
+    [
+        ({}, "small", "large"),
+        ({"default_model": "LARGE"}, "large", "large"),
+        ({"probe_model": "small"}, "small", "small"),
+    ],
+)
+async def test_the_probe_does_not_drive_out_the_model_that_works(tmp_path, settings, first, then):
+    async with openai(tmp_path, LMStudio, **settings) as (server, rig):
+        assert [request.body["model"] for request in server.requests] == [first]
+        await rig.run("large")
+        rig.executor.hold_back("doubt")
+        await rig.up()
+        assert [request.body["model"] for request in server.requests] == [first, "large", then]
+
+
 # ---- what it asks for
 
 
@@ -223,11 +261,26 @@ async def test_an_answer_without_proof_is_an_error(tmp_path, script, code, first
             await rig.up()
             server.scripts.append(script)
             with pytest.raises(error) as raised:
-                await rig.run(attempt=attempt, name=f"j{attempt}")
+                await rig.run(attempt=attempt)
             assert type(raised.value) is error
             assert raised.value.code == code
             assert raised.value.detail["server"] == "llama.cpp"
         assert not (tmp_path / "article.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "raised", "code"),
+    [(("hm", "hm"), Permanent, "truncated"), ((), Transient, "empty")],  # the latter is what a dead GPU does
+)
+async def test_thinking_that_leaves_no_tokens_for_the_text_is_the_jobs_fault_and_no_doubt(
+    tmp_path, thoughts, raised, code
+):
+    async with openai(tmp_path) as (server, rig):
+        server.scripts.append(Script(words=(), thoughts=thoughts, finish="length"))
+        with pytest.raises(raised) as caught:
+            await rig.run(options={"max_tokens": 2})
+        assert caught.value.code == code
+        assert rig.executor.up == (code == "truncated")
 
 
 async def test_mlxs_echo_of_the_name_proves_nothing_and_lm_studio_numbers_its_instances(tmp_path):
@@ -273,7 +326,6 @@ LLAMA = FakeOpenAI
             Elsewhere,
             Elsewhere,
         ),
-        (LLAMA, 418, {"message": "teapot"}, "unknown_error", Transient, Permanent),
         (FakeMlx, 404, "'role'", "bad_request", Transient, Permanent),
     ],
 )
@@ -282,10 +334,20 @@ async def test_errors_mean_what_the_table_says(tmp_path, kind, status, error, co
         for attempt, expected in ((1, first), (2, second)):
             server.scripts.append(Script(status=status, error={"error": error}))
             with pytest.raises(expected) as raised:
-                await rig.run(attempt=attempt, name=f"j{attempt}")
+                await rig.run(attempt=attempt)
             assert type(raised.value) is expected
             assert raised.value.code == code
             assert raised.value.detail["status"] == status
+
+
+async def test_an_unknown_error_is_charged_and_not_tried_here_again(tmp_path):
+    async with openai(tmp_path) as (server, rig):
+        server.scripts.append(Script(status=418, error={"error": {"message": "teapot"}}))
+        for attempt, expected in ((2, Transient), (3, Elsewhere)):
+            with pytest.raises(expected) as raised:
+                await rig.run(attempt=attempt)
+            assert raised.value.code == "unknown_error"
+        assert len(server.real) == 1
 
 
 async def test_what_a_server_quotes_of_the_prompt_is_not_kept(tmp_path):
@@ -404,6 +466,18 @@ async def test_mlxs_dead_thread_is_a_backend_that_is_down_though_its_process_liv
         await rig.up()
 
 
+async def test_a_job_of_which_mlxs_thread_dies_again_may_be_the_reason(tmp_path):
+    async with openai(tmp_path, FakeMlx) as (server, rig):
+        for attempt, error in ((1, BackendDown), (1, Transient), (2, Elsewhere)):
+            server.dead = True
+            with pytest.raises(error) as raised:
+                await rig.run(name="killer", attempt=attempt)
+            assert raised.value.code == "generation_thread_died"
+            assert not rig.executor.up
+            server.dead = False
+            await rig.up()
+
+
 async def test_an_older_mlx_that_is_healthy_but_hangs_is_found_by_the_probe(tmp_path):
     async with openai(tmp_path, FakeMlx, probe_limit_s=0.2) as (server, rig):
         server.usual = Script(hang_first=True)
@@ -434,7 +508,7 @@ async def test_a_job_ends_only_when_llama_cpp_is_idle_again(tmp_path):
 
 
 async def test_a_server_that_ignores_the_cancel_must_prove_itself_before_the_next_job(tmp_path):
-    async with openai(tmp_path, settle_s=0.2) as (server, rig):
+    async with openai(tmp_path, settle_s=1) as (server, rig):
         server.stubborn = True
         server.scripts.append(Script(hang_after=1))
         work = rig.begin()

@@ -227,7 +227,8 @@ TABLE: Table = {
     Scenario.FLAT_IMAGE: Case(end=Transient, second=Elsewhere, code="flat_image", arrange=changed(flat=True)),
     Scenario.HUGE: Case(end=Permanent, code="too_large", arrange=huge, settings={"most_image_bytes": MOST_BYTES}),
     Scenario.RESTART: Case(
-        end=Transient,
+        end=BackendDown,
+        second=Transient,
         code="vanished",
         arrange=node(SAMPLER, at=2),
         act=restarted,

@@ -138,7 +138,7 @@ TEXT: Table = {
     Scenario.FLAT_IMAGE: NotHere("it makes text"),
     Scenario.HUGE: Case(end=Permanent, code="too_much_text", arrange=does(words=("x" * (MOST_BYTES + 1),))),
     Scenario.RESTART: Case(
-        end=BackendDown, code="cut_off", arrange=does(hang_after=2), act=restarted, second=Elsewhere
+        end=BackendDown, code="cut_off", arrange=does(hang_after=2), act=restarted, second=Transient
     ),
     Scenario.CANCEL_WAITING: Case(end=Cancelled, arrange=does(hang_first=True), act=cancelled(0)),
     Scenario.CANCEL_LOADING: Case(end=Cancelled, arrange=does(hang_after=0), act=cancelled(0)),

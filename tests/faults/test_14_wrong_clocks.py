@@ -118,7 +118,8 @@ async def test_the_lease_of_a_silent_agent_an_hour_off_ends_when_every_lease_doe
         held = await macbook.take()
 
         generation.finish()
-        assert (await mini.end()).verdict == "stale"
+        end = await mini.end()
+        assert (end.verdict or end.reason) == "stale"  # the verdict, or the revoke that came before it
     assert (held.job_id, held.epoch) == (job["id"], 2)
 
 

@@ -23,6 +23,7 @@ class FakeOllama(FakeServer):
         }
         self.loaded: dict[str, dict[str, Any]] = {}
         self.unloaded: list[str] = []
+        self.loads_meanwhile: list[str] = []  # one of them at each unloading: another client wants it
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -50,6 +51,8 @@ class FakeOllama(FakeServer):
         if body.get("keep_alive") == 0 and not body.get("prompt"):
             self.unloaded.append(body["model"])
             self.loaded.pop(body["model"], None)
+            if self.loads_meanwhile:
+                self.loaded[self.loads_meanwhile.pop()] = {}
             return {"model": body["model"], "response": "", "done": True, "done_reason": "unload"}
         return self.json({"error": "not here"}, 400)
 
