@@ -34,7 +34,10 @@ def register(app: typer.Typer) -> None:
 def submit(  # noqa: PLR0917 - options, given by name
     kind: Annotated[str, typer.Argument(help="article, image, or a custom kind.")],
     prompt: Annotated[str | None, typer.Option(help="What it is made from.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only an agent with this model takes it; else any.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Only an agent with this model takes it, else any; repeated: in order of preference."),
+    ] = None,
     key: Annotated[str | None, typer.Option(help="Idempotency: the same key is the same job.")] = None,
     priority: Annotated[Priority, typer.Option(help="Order in the backlog.")] = Priority.NORMAL,
     system: Annotated[str | None, typer.Option(help="Article: the system prompt.")] = None,
@@ -79,7 +82,7 @@ def submit(  # noqa: PLR0917 - options, given by name
         {
             "kind": kind,
             "spec": _spec(kind, _json_of(spec, "--spec") if spec else {}, given),
-            "model": model,
+            **({"models": model} if model and len(model) > 1 else {"model": model[0] if model else None}),
             "key": key,
             "priority": priority,
             "labels": labels_of(label or []),

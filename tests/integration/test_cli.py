@@ -39,6 +39,13 @@ async def test_submit_prints_the_id_and_show_the_job(up: UpProcess) -> None:
     assert (shown["source"], shown["labels"]) == ("local", {"post": "812"})
 
 
+async def test_models_are_given_in_order_of_preference(up: UpProcess) -> None:
+    both = json.loads(await run(up, "submit", "article", "--prompt", "A", "--model", "one", "--model", "two", "--json"))
+    assert (both["models"], both["model"]) == (["one", "two"], "one")
+    single = json.loads(await run(up, "submit", "article", "--prompt", "A", "--model", "one", "--json"))
+    assert (single["models"], single["model"]) == (None, "one")
+
+
 async def test_submit_waits_and_shows_the_files(up: UpProcess) -> None:
     arguments = ("--prompt", "A boat", "--width", "128", "--height", "64", "--n", "2", "--seed", "7", "--wait")
 
