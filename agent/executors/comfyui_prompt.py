@@ -182,19 +182,27 @@ class Prompt:
 
     async def _stop(self) -> None:
         """Take it out of the queue or interrupt it, and wait until the server is done with it, in bounded time."""
+        # A task of its own: before Python 3.11.3 asyncio.timeout fails in a task that is being cancelled.
+        stopping = asyncio.create_task(self._left(), name=f"stop:{self.id}")
         try:
-            async with asyncio.timeout(self.settings.stop_s):
-                if self._post is not None and not self._post.done():  # it may be carried out later
-                    await asyncio.wait({self._post})
-                await self._stopped()
-        except TimeoutError:
-            self.stuck = True
-            _log.warning("comfyui does not stop a prompt", prompt=self.id, waited_s=self.settings.stop_s)
+            done, _ = await asyncio.wait({stopping}, timeout=self.settings.stop_s)
+            if done:
+                stopping.result()
+            else:
+                self.stuck = True
+                _log.warning("comfyui does not stop a prompt", prompt=self.id, waited_s=self.settings.stop_s)
         finally:
+            stopping.cancel()
+            await asyncio.wait({stopping})
             if self._post is not None:
                 self._post.cancel()
                 await asyncio.wait({self._post})
                 _ = self._post.cancelled() or self._post.exception()
+
+    async def _left(self) -> None:
+        if self._post is not None and not self._post.done():  # it may be carried out later
+            await asyncio.wait({self._post})
+        await self._stopped()
 
     async def _stopped(self) -> None:
         pause_s = _STOP_LOOK_S

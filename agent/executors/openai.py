@@ -145,12 +145,16 @@ class OpenAIExecutor(TextExecutor):
         """Wait until llama.cpp has stopped what was dropped; the others don't tell."""
         if self.server != LLAMA_CPP:
             return
+        loop = asyncio.get_running_loop()
+        last_at = loop.time() + self._own.settle_s  # not asyncio.timeout: before 3.11.3 it fails in a cancelled task
         try:
-            async with asyncio.timeout(self._own.settle_s):
-                while await self._busy():  # noqa: ASYNC110 - the server announces nothing
-                    await asyncio.sleep(_SETTLE_LOOK_S)
-        except TimeoutError:
-            self.hold_back(f"still busy {self._own.settle_s:g} s after a job was stopped")
+            while any(await self._slots()):
+                if loop.time() >= last_at:
+                    self.hold_back(f"still busy {self._own.settle_s:g} s after a job was stopped")
+                    return
+                await asyncio.sleep(_SETTLE_LOOK_S)
+        except BackendDown as error:  # so nobody knows whether it has stopped
+            self.hold_back(error.message)
 
     # ---- on the wire
 
@@ -190,18 +194,15 @@ class OpenAIExecutor(TextExecutor):
     async def _watch_queue(self, telling: Telling) -> None:
         while True:
             await asyncio.sleep(self._own.queue_look_s)
-            if await self._busy(everywhere=True):
-                telling.waiting("waiting for a free slot of the server")
+            with contextlib.suppress(BackendDown):
+                slots = await self._slots()
+                if slots and all(slots):
+                    telling.waiting("waiting for a free slot of the server")
 
-    async def _busy(self, *, everywhere: bool = False) -> bool:
-        """Say whether a slot of llama.cpp works, or each does; False if it doesn't tell."""
-        try:
-            answer = await self.transport.ask("GET", "/slots")
-            slots = answer.json() if answer.status == _OK else []
-        except BackendDown:
-            return False
-        working = [bool(slot.get("is_processing")) for slot in slots]
-        return bool(working) and (all(working) if everywhere else any(working))
+    async def _slots(self) -> list[bool]:
+        """Return of each of llama.cpp's slots whether it works; empty if it doesn't tell."""
+        answer = await self.transport.ask("GET", "/slots")
+        return [bool(slot.get("is_processing")) for slot in answer.json()] if answer.status == _OK else []
 
     def _body(self, order: Order) -> dict[str, Any]:
         body = order.extra | {

@@ -266,4 +266,9 @@ class TextExecutor(HttpExecutor):
     async def _dropped(self, doubt: str | None) -> None:
         if doubt is not None:
             self.hold_back(doubt)
-        await self.settle()
+        # A task of its own: before Python 3.11.3 asyncio.timeout fails in a task that is being cancelled.
+        settling = asyncio.create_task(self.settle(), name="settle")
+        try:
+            await asyncio.wait({settling})
+        finally:
+            settling.cancel()
