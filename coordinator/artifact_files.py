@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shared.errors import TandemError
+from shared.failpoints import Failpoint, reach
 from shared.private_file import sync, sync_folder
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -59,11 +60,13 @@ class Incoming:
                 msg = f"sha256 of what arrived is {self._hash.hexdigest()}, announced was {sha256}"
                 raise WrongContentError(msg)
             sync(self._open())
+            reach(Failpoint.FILE_SYNCED)
             new = not final.exists()
             if not final.parent.exists():
                 final.parent.mkdir(mode=0o700, exist_ok=True)
                 sync_folder(final.parent.parent)
             self._path.replace(final)
+            reach(Failpoint.FILE_RENAMED)
             sync_folder(final.parent)
             return new
 

@@ -15,6 +15,7 @@ from coordinator.workers import Directory, lanes_of
 from shared import subjects, wire
 from shared.bus import ApiError, Bus, BusError, Message, Subscription
 from shared.errors import LedgerDownError
+from shared.failpoints import Failpoint, reach
 from shared.lease import Policy
 from shared.loops import worth_a_line
 
@@ -69,6 +70,7 @@ class PresenceDesk:
             await self._replaced(message, worker, presence.instance)
             return
         self.directory.saw(row)
+        reach(Failpoint.PRESENCE_UNHELD)
         await self._hold_against(row, presence)
         reply = await self._reply(worker, presence)
         reply["state"], reply["as_of"] = row.wanted, row.seen_at

@@ -37,8 +37,11 @@ class Failpoint(StrEnum):
     # ---- the coordinator: claims and lease questions
     GRANT_UNANSWERED = "grant-unanswered"  # the grant committed | the agent told
     LEASE_UNANSWERED = "lease-unanswered"  # the lease extended for a question | the question answered
+    PRESENCE_UNHELD = "presence-unheld"  # an announcement kept | the leases held against it
     # ---- the coordinator: files and reports
     FILE_HALF_STORED = "file-half-stored"  # a file's first bytes written | the rest, and its rename into place
+    FILE_SYNCED = "file-synced"  # a file whole and synced | renamed into place
+    FILE_RENAMED = "file-renamed"  # a file renamed into place | its folder synced
     FILE_UNRECORDED = "file-unrecorded"  # a file in the store | in the ledger
     FILE_UNANSWERED = "file-unanswered"  # a file in the ledger | its upload answered
     REPORT_UNSETTLED = "report-unsettled"  # a report judged | taken off REPORTS
@@ -48,6 +51,7 @@ class Failpoint(StrEnum):
     RESULT_UNMARKED = "result-unmarked"  # the result published | marked as published
     # ---- the coordinator: after NATS lost its disk, and an operator's orders
     LOSS_NOTED = "loss-noted"  # results marked to go out again | RESULTS made anew
+    STREAM_MADE = "stream-made"  # one stream made | the next one
     STREAMS_MADE = "streams-made"  # streams made | the coordinators' consumers made
     INTAKE_MADE = "intake-made"  # the coordinators' consumers made | each source's on RESULTS
     LANES_UNRENEWED = "lanes-unrenewed"  # every other consumer made | the lanes'

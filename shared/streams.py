@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from shared.bus import ApiError, Bus
+from shared.failpoints import Failpoint, reach
 from shared.subjects import Lane, consumer_of
 
 _MIB = 1024 * 1024
@@ -110,6 +111,7 @@ async def ensure_streams(bus: Bus, *, first_seq: int, known_seq: int = 0, replic
                 raise
             await bus.api(f"STREAM.CREATE.{name}", {**config, "first_seq": first_seq})
             created.append(name)
+            reach(Failpoint.STREAM_MADE)
             continue
         if any(present.get(key, _absent(value)) != value for key, value in config.items()):
             await bus.api(f"STREAM.UPDATE.{name}", {**present, **config})

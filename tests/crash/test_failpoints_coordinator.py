@@ -41,6 +41,8 @@ async def _death_at_work(rig: Rig, point: Failpoint, *, skip: int = 0, **spec: A
         Failpoint.OFFER_UNNOTED,
         Failpoint.GRANT_UNANSWERED,
         Failpoint.LEASE_UNANSWERED,
+        Failpoint.FILE_SYNCED,
+        Failpoint.FILE_RENAMED,
         Failpoint.FILE_UNRECORDED,
         Failpoint.FILE_UNANSWERED,
         Failpoint.REPORT_UNSETTLED,
@@ -217,7 +219,14 @@ async def test_an_unreadable_report_ends_its_attempt_once(rig: Rig, point: Failp
 
 
 @pytest.mark.parametrize(
-    "point", [Failpoint.LOSS_NOTED, Failpoint.STREAMS_MADE, Failpoint.INTAKE_MADE, Failpoint.LANES_UNRENEWED]
+    "point",
+    [
+        Failpoint.LOSS_NOTED,
+        Failpoint.STREAM_MADE,
+        Failpoint.STREAMS_MADE,
+        Failpoint.INTAKE_MADE,
+        Failpoint.LANES_UNRENEWED,
+    ],
 )
 async def test_what_nats_lost_is_made_anew_though_the_first_try_died(rig: Rig, point: Failpoint) -> None:
     await rig.restart()
@@ -233,6 +242,19 @@ async def test_what_nats_lost_is_made_anew_though_the_first_try_died(rig: Rig, p
     async with rig.agent():
         await rig.ended(waiting, ["completed"], files=2)
         await rig.ended(done, ["completed"], files=2)
+
+
+# ---- announcements
+
+
+async def test_an_announcement_whose_leases_were_not_looked_at_costs_no_lease(rig: Rig) -> None:
+    async with AsyncExitStack() as stack:
+        async with rig.dying_coordinator(Failpoint.PRESENCE_UNHELD, skip=3, presence_s=0.5):
+            await rig.ready()
+            await stack.enter_async_context(rig.agent())
+            job_id = await rig.submit(simulate={"seconds": 3})
+        await rig.restart()
+        await rig.ended(job_id, ["completed"], files=2)
 
 
 # ---- orders
