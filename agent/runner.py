@@ -97,8 +97,7 @@ class Runner:
             executor = self.registry.named(claimed.executor)
             if not attempt.lost.done() and executor is not None:
                 return await self._carry_out(attempt, claimed.granted, slot, executor)
-            if isinstance(executor, Adopting):
-                await executor.abandon(str(attempt.job_id), attempt.epoch)
+            await _abandon(executor, attempt.job_id, attempt.epoch)
             reason = attempt.lost.result() if attempt.lost.done() else f"{claimed.executor} is no longer configured"
             return RunEnd(attempt.job_id, How.LOST, attempt.epoch, reason=reason)
         finally:
@@ -108,10 +107,9 @@ class Runner:
 
     async def drop(self, claimed: Claimed) -> None:
         """Give up what an earlier process began, and have its executor stop it."""
-        executor = self.registry.named(claimed.executor)
-        if isinstance(executor, Adopting):
-            await executor.abandon(str(claimed.granted.job.id), claimed.granted.epoch)
-        await self.journal.forget(str(claimed.granted.job.id), claimed.granted.epoch)
+        job_id, epoch = claimed.granted.job.id, claimed.granted.epoch
+        await _abandon(self.registry.named(claimed.executor), job_id, epoch)
+        await self.journal.forget(str(job_id), epoch)
 
     async def _carry_out(
         self, attempt: Attempt, granted: Granted, slot: Slot, executor: Executor | None = None
@@ -169,8 +167,7 @@ class Runner:
         """Run the executor until it is done or stopped, and until it is really idle; None: the lease is lost."""
         told = self.gate.told()
         if told is not None:  # the pull was open when the order came, or the process is a new one
-            if isinstance(executor, Adopting):
-                await executor.abandon(job.id, job.epoch)
+            await _abandon(executor, attempt.job_id, attempt.epoch)
             return released(told, "this agent takes no work now")
         work = asyncio.create_task(self._execute(attempt, job, executor), name=f"execute:{job.id}.{job.epoch}")
         try:
@@ -246,6 +243,12 @@ class Runner:
         except OSError as error:
             _log.error("spool refuses even an error", job_id=str(attempt.job_id), error=str(error))
             return Entry(parcel, None)
+
+
+async def _abandon(executor: Executor | None, job_id: UUID, epoch: int) -> None:
+    """Have an executor stop what goes on of an attempt without this process."""
+    if isinstance(executor, Adopting):
+        await executor.abandon(str(job_id), epoch)
 
 
 async def _until_idle(work: asyncio.Task[Made], job: RunnableJob) -> None:

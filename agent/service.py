@@ -48,7 +48,6 @@ _PULLS_BACK_S = 1.0
 _EXIT_MARGIN_S = 15.0
 """How long a generator may take to become idle after it was stopped; then the process ends without it."""
 
-_FOREVER_S = 1e8
 _log = structlog.get_logger()
 
 

@@ -120,8 +120,8 @@ class Dispatcher:
             return
         room, free = self._window(lane) - work.offered, None
         if room <= 0 < work.waiting:
-            room += await self._out_of_reach(lane)
             free = list(self.directory.free(lane))  # what comes in beyond the window must be for one of these
+            room += await self._out_of_reach(lane, frozenset(free))
         if room <= 0:
             return
         if not work.waiting:
@@ -136,12 +136,9 @@ class Dispatcher:
         elif len(due) < room:
             self._room[lane] = room - len(due)
 
-    async def _out_of_reach(self, lane: str) -> int:
+    async def _out_of_reach(self, lane: str, free: frozenset[str]) -> int:
         """Count offers that are for none of those who are free: they must not stand before one that is."""
-        if not self.directory.free_slots(lane):
-            return 0
-        offers = [offer for offer in await self.queries.offers(0.0) if offer.lane == lane and offer.excluded]
-        return sum(not self.directory.free_slots(lane, offer.excluded) for offer in offers)
+        return await self.queries.offers_beyond(lane, free) if free else 0
 
     def _window(self, lane: str) -> int:
         rate = self._rates.get(lane)

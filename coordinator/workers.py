@@ -40,11 +40,14 @@ class Directory:
 
     async def once(self) -> None:
         """Read the workers, and who is set aside."""
+        await self._read()
+        await self._set_aside()
+
+    async def _read(self) -> None:
         self.rows = {row.name: row for row in await self.queries.workers()}
         for row in self.rows.values():
             if row.nkey is not None:
                 self._sender.setdefault(row.nkey, row.name)
-        await self._set_aside()
 
     async def _set_aside(self) -> None:
         rules = self.rules
@@ -82,7 +85,7 @@ class Directory:
                 await self.queries.save_sender(worker, sender)
                 self._sender[sender] = worker
             else:
-                await self.once()  # another coordinator may have met it
+                await self._read()  # another coordinator may have met it
             return self._sender.get(sender)
 
     def _foreign(self, sender: str | None, worker: str) -> bool:

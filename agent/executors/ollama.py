@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Self
 
-import orjson
 from pydantic import Field
 
 from agent.executors.base import BackendDown, Elsewhere, RunnableJob
@@ -21,7 +20,7 @@ from agent.executors.http import Found
 from agent.executors.text import TextExecutor
 from agent.executors.text_answer import Answer, Telling
 from agent.executors.text_order import Order, TextSettings
-from agent.executors.transport import CutOff, Refused, lines, words_of
+from agent.executors.transport import Refused, lines, parsed, words_of
 from agent.executors.verdicts import Finding, Verdict
 
 _LATEST = ":latest"
@@ -106,7 +105,7 @@ class OllamaExecutor(TextExecutor):
         async with self.transport.stream("/api/chat", self._body(order)) as response:
             async for line in lines(response.content):
                 if line:
-                    _take(_parsed(line), answer, telling)
+                    _take(parsed(line), answer, telling)
                 if answer.finish is not None:
                     break
         return answer
@@ -217,17 +216,6 @@ class OllamaExecutor(TextExecutor):
 
 def _full(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + _LATEST
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        event = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        event = None
-    if not isinstance(event, dict):
-        msg = "a line that is no JSON object"
-        raise CutOff(msg)
-    return event
 
 
 def _take(event: Mapping[str, Any], answer: Answer, telling: Telling) -> None:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 import aiohttp
-import orjson
 from pydantic import Field
 
 from agent.executors.base import BackendDown, Elsewhere, Permanent, RunnableJob
@@ -23,7 +22,7 @@ from agent.executors.http import Found
 from agent.executors.text import TextExecutor
 from agent.executors.text_answer import Answer, Telling
 from agent.executors.text_order import Order, TextSettings
-from agent.executors.transport import CutOff, Refused, error_text, lines, words_of
+from agent.executors.transport import Refused, error_text, lines, parsed, words_of
 
 LLAMA_CPP, MLX = "llama.cpp", "mlx"
 DEFAULT_MODEL = "default_model"
@@ -174,7 +173,7 @@ class OpenAIExecutor(TextExecutor):
             async for data in _events(response.content, telling):
                 if data == _DONE:
                     return answer
-                _take(_parsed(data), answer, telling)
+                _take(parsed(data), answer, telling)
         answer.finish = None  # without [DONE] it was cut off, whatever it said before
         return answer
 
@@ -270,17 +269,6 @@ async def _events(content: aiohttp.StreamReader, telling: Telling) -> AsyncItera
             data.clear()
     if data:
         yield b"\n".join(data)
-
-
-def _parsed(data: bytes) -> dict[str, Any]:
-    try:
-        event = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        event = None
-    if not isinstance(event, dict):
-        msg = "an event that is no JSON object"
-        raise CutOff(msg)
-    return event
 
 
 def _take(event: Mapping[str, Any], answer: Answer, telling: Telling) -> None:

@@ -168,3 +168,15 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Return Retry-After in seconds; a date counts as none, for it would need the other's clock."""
     text = headers.get("Retry-After", "")
     return float(text) if text.isdecimal() else None
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """Return one object of a stream; CutOff if it is none."""
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        msg = "a part of the stream is no JSON object"
+        raise CutOff(msg)
+    return found

@@ -4,7 +4,7 @@ Every method is one statement on a free connection of the pool. All raise Ledger
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -244,6 +244,11 @@ class Queries:
     async def held_by_silent(self, worker: str, instance: str, since: datetime) -> list[UUID]:
         """Return what a process holds, unless it has announced itself `since`."""
         return [row["id"] for row in await self._all("held_by_silent", worker, instance, since)]
+
+    async def offers_beyond(self, lane: str, workers: Iterable[str]) -> int:
+        """Return how many offers of a lane are for none of these workers."""
+        offers: int = (await self._one("offers_beyond", lane, list(workers)))["offers"]
+        return offers
 
     async def ahead(self, limit: int) -> list[UUID]:
         """Return jobs that were due when they were admitted and are not now: the clock was set back."""

@@ -335,6 +335,7 @@ HOT = {
     "backlog": (("article.any", 100, ["mini"]), {"job_backlog"}),
     "lanes_with_work": ((1000,), {"job_backlog", "job_offered", "job_processing", "job_holder"}),
     "offers": ((15.0,), {"job_offered"}),
+    "offers_beyond": (("article.any", ["mini"]), {"job_offered"}),
     "processing_of": (("mini",), {"job_holder"}),
     "held_by_silent": (("mini", "mini-1", datetime(2026, 1, 1, tzinfo=UTC)), {"job_holder"}),
     "processing_ids": ((), {"job_processing", "job_holder", "job_list_by_state"}),
