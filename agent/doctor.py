@@ -45,8 +45,9 @@ class Finding:
 
 async def examine(settings: AgentSettings) -> list[Finding]:
     """Run every check; none of them changes anything that an agent or the coordinator could notice."""
-    found = [_settings(settings), *_folder(settings), await _memory()]
-    found += await _executors(settings)
+    folder, running = _folder(settings)
+    found = [_settings(settings), *folder, await _memory()]
+    found += await _executors(settings, running=running)
     found += await _server(settings)
     return found
 
@@ -63,7 +64,8 @@ def _settings(settings: AgentSettings) -> Finding:
     return Finding("settings", True, f"worker {settings.worker}, {settings.slots} slots, rank {settings.rank}")
 
 
-def _folder(settings: AgentSettings) -> list[Finding]:
+def _folder(settings: AgentSettings) -> tuple[list[Finding], bool]:
+    """Return what there is to say of the data folder, and whether an agent runs in it."""
     root = Path(settings.data).expanduser()
     try:
         with data_folder(root, f"doctor {uuid.uuid4()}") as path:
@@ -74,12 +76,12 @@ def _folder(settings: AgentSettings) -> list[Finding]:
     except ConfigurationError as error:
         running = "is in use" in str(error)
         todo = "nothing to do while an agent runs there; else choose a folder that this user may write"
-        return [Finding("data folder", running, str(error), todo)]
+        return [Finding("data folder", running, str(error), todo)], running
     except OSError as error:
-        return [Finding("data folder", False, str(error), f"make {root} writable, or set data")]
+        return [Finding("data folder", False, str(error), f"make {root} writable, or set data")], False
     free = space.f_bavail * space.f_frsize
     todo = "free some space: results are kept on disk until they are delivered"
-    return [Finding("data folder", free >= _LEAST_FREE_BYTES, f"{root}, {free // 1024**2} MiB free", todo)]
+    return [Finding("data folder", free >= _LEAST_FREE_BYTES, f"{root}, {free // 1024**2} MiB free", todo)], False
 
 
 async def _memory() -> Finding:
@@ -90,9 +92,15 @@ async def _memory() -> Finding:
     return Finding("memory", True, f"{free:.1f} GiB free of {total:.1f} GiB")
 
 
-async def _executors(settings: AgentSettings) -> list[Finding]:
+async def _executors(settings: AgentSettings, *, running: bool) -> list[Finding]:
+    """Look at each backend. While an agent runs, none is made to generate: its jobs have the GPU."""
     try:
         plugins = load_executors(settings.executors)
+        if running:
+            tables = zip(settings.executors.items(), plugins, strict=True)
+            plugins = load_executors(
+                {name: {**table, "probe_s": 0} if _probes(plugin) else table for (name, table), plugin in tables}
+            )
         async with Registry(plugins, Clock().now) as registry:
             for number in range(round(_PROBE_S / 0.1)):  # a plugin may still be looking for its backend
                 able = {capability.executor for capability in registry.capabilities()}
@@ -103,6 +111,11 @@ async def _executors(settings: AgentSettings) -> list[Finding]:
             return [finding for plugin in plugins for finding in (_executor(plugin, able_now), *_lacks(plugin))]
     except ConfigurationError as error:
         return [Finding("executors", False, str(error), "mend [executors] in the settings")]
+
+
+def _probes(plugin: Executor) -> bool:
+    """Whether it makes its backend generate now and then, unless it is told not to."""
+    return isinstance(plugin, Backed) and "proven_ago_s" in plugin.status()
 
 
 def _looking(plugins: list[Executor]) -> bool:
@@ -118,7 +131,8 @@ def _executor(plugin: Executor, capabilities: list[Capability]) -> Finding:
         took_s = status["probe_took_s"]
         facts = [f"version {status['version']}"] if status["version"] else []
         facts += [f"loaded {_names(status['warm'])}"] if status["warm"] else []
-        facts += ["not probed" if took_s is None else f"a tiny generation took {took_s:g} s"] if able else []
+        proof = "not made to generate now" if took_s is None else f"a tiny generation took {took_s:g} s"
+        facts += [proof] if able else []
         said = "; ".join([said, *facts])
         down = f"{status['reason']}; {_START.get(plugin.name, todo)}" if status["reason"] else ""
         todo = f"{status['url']}: {down or 'it has no model that fits the settings: install one'}"

@@ -154,6 +154,7 @@ class Runner:
             labels=granted.job.labels,
             open_workspace=open_workspace,
             no_progress_s=granted.no_progress_s,
+            unexplained=granted.unexplained,
         )
         try:
             made = await self._use_generator(attempt, job, executor)

@@ -34,7 +34,7 @@ class Claims:
     tokens: UploadTokens
     policy: Policy
     ready: Callable[[], bool]  # leases had their grace: until then a claim could take over what nobody could extend
-    no_progress_s: Callable[[str, str, int], float | None]  # (lane, worker, attempt) -> what is learned of it
+    no_progress_s: Callable[[str, str, int, int], float | None]  # (lane, worker, attempt) -> what is learned of it
     upload_url: str  # base of the upload addresses; set once the HTTP side listens
 
     async def subscribe(self) -> list[Subscription]:
@@ -101,7 +101,8 @@ class Claims:
                 "lease_ttl_s": grant.lease_ttl_s,
                 "heartbeat_s": self.policy.heartbeat_s,
                 "deadline_s": grant.deadline_s,
-                "no_progress_s": self.no_progress_s(lane, command.worker, grant.attempt),
+                "no_progress_s": self.no_progress_s(lane, command.worker, grant.attempt, grant.payload.max_attempts),
+                "unexplained": grant.payload.unexplained,
                 "upload": {
                     "url": f"{self.upload_url}/v1/uploads/{command.job_id}/{grant.epoch}",
                     "token": self.tokens.issue(command.job_id, grant.epoch, command.worker),

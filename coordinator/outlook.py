@@ -48,12 +48,12 @@ class Outlook:
         rows = await self.queries.durations(MOST_LANES, PER_LANE)
         self.records = await asyncio.to_thread(lambda: Records.of(map(forecast.sample_of, rows)))
 
-    def no_progress_s(self, lane: str, worker: str, attempt: int) -> float | None:
-        """Return how long the generator of a job's `attempt`-th try may be silent; None: the agent's own limit holds.
+    def no_progress_s(self, lane: str, worker: str, attempt: int, of: int) -> float | None:
+        """Return how long the generator may be silent in a job's `attempt`-th try `of` so many; None: the agent's limit.
 
-        Only the first try is held to it, so that what was never so slow before costs one try and not the job.
+        Only the first of several is held to it, so that what was never so slow before costs one try and not the job.
         """
-        return self.records.patience_s(lane, worker) if attempt == 1 else None
+        return self.records.patience_s(lane, worker) if attempt == 1 < of else None
 
     async def tell(self, rows: Sequence[Row]) -> None:
         """Add `predicted_finish` to jobs as `view_job`, `view_jobs` and `view_running` show them."""

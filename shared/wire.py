@@ -193,6 +193,7 @@ class Granted(Open):
     heartbeat_s: float
     deadline_s: float  # from now, for the whole attempt
     no_progress_s: float | None = None  # how long the generator may be silent, learned; None: the agent's own limit
+    unexplained: int = 0  # attempts charged to the job whose error no table knew (`detail.verdict` "unknown")
     upload: Upload
     job: GrantedJob
 

@@ -63,6 +63,7 @@ class RunnableJob:
     labels: Mapping[str, str]
     open_workspace: Callable[[], Path]
     no_progress_s: float | None = None  # how long its generator may be silent, learned; None: not known
+    unexplained: int = 0  # how often it failed, on whichever worker, by an error that no table knows
 
     @property
     def workspace(self) -> Path:

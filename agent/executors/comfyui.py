@@ -203,7 +203,7 @@ class ComfyUIExecutor(HttpExecutor):
             raise
         except Away as away:
             self.hold_back(str(away))
-            if prompt.follower.begun and self.judge.met_before(job, _DIED.code):  # the job may be the reason
+            if self.judge.met_before(job, _DIED.code if prompt.follower.begun else "unreachable"):  # it may be the job
                 raise Failed(outcomes.Fault(_DIED, f"the server died under this job again: {away}")) from None
             raise
         finally:

@@ -1,5 +1,11 @@
-"""Answers that must be JSON: what the model is told, and whether what it said is that. Called by `text`."""
+"""Answers that must be JSON: what the model is told, and whether what it said is that. Called by `text`.
 
+A schema is the caller's. One with regular expressions is tried in a process of its own (this module, run): Python's
+`re` takes exponential time for some of them and lets no other thread run meanwhile, so no heartbeat would get out.
+"""
+
+import subprocess
+import sys
 from typing import Any
 
 import orjson
@@ -12,6 +18,8 @@ from referencing.exceptions import Unresolvable
 from agent.executors.base import Permanent
 
 _MOST_SAID = 300
+_MATCH_S = 10.0
+"""How long a schema's regular expressions may take."""
 
 
 def instruction(wanted: str | dict[str, Any]) -> str:
@@ -42,8 +50,43 @@ def document(text: str, wanted: str | dict[str, Any]) -> str:
         msg = f"the answer is no JSON: {error}"
         raise ValueError(msg) from None
     if isinstance(wanted, dict):
-        _validate(found, wanted)
+        if b'"pattern' in orjson.dumps(wanted):  # `pattern`, `patternProperties`
+            _validate_apart(found, wanted)
+        else:
+            _validate(found, wanted)
     return bare
+
+
+def _validate_apart(found: Any, schema: dict[str, Any]) -> None:
+    """Validate in a process that can be stopped."""
+    try:
+        ran = subprocess.run(  # noqa: S603 - this module, by the interpreter that runs it
+            [sys.executable, "-I", "-m", __name__],
+            input=orjson.dumps([found, schema]),
+            capture_output=True,
+            timeout=_MATCH_S,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        msg = f"a pattern in format takes over {_MATCH_S:g} s to match an answer"
+        raise Permanent("bad_spec", msg) from None
+    verdict = orjson.loads(ran.stdout)
+    if verdict["permanent"]:
+        raise Permanent("bad_spec", verdict["permanent"])
+    if verdict["wrong"]:
+        raise ValueError(verdict["wrong"])
+
+
+def _judge(raw: bytes) -> bytes:
+    """Be the process of `_validate_apart`: say what is wrong with the answer, or with the schema."""
+    verdict = {"permanent": "", "wrong": ""}
+    try:
+        _validate(*orjson.loads(raw))
+    except Permanent as error:
+        verdict["permanent"] = error.message
+    except ValueError as error:
+        verdict["wrong"] = str(error)
+    return orjson.dumps(verdict)
 
 
 def _validate(found: Any, schema: dict[str, Any]) -> None:
@@ -62,3 +105,7 @@ def _without_fence(text: str) -> str:
     if not (text.startswith("```") and text.endswith("```") and "\n" in text):
         return text
     return text[text.index("\n") : -3].strip()
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(_judge(sys.stdin.buffer.read()))

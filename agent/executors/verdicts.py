@@ -1,8 +1,9 @@
 """What a backend's error means for the job: a table in data (verdicts.toml), and what happens to the unknown.
 
 The texts change between versions of the backends, so they are matched by what has stayed the same in them, the first
-row that fits counts, and a text that no row knows is charged, and keeps the job from this worker: never an endless
-circle. "Once more" counts what the job met here: what another worker charged it for is no sign of the same fault.
+row that fits counts. A text that no row knows is tried once more, on another worker, and then fails the job: never an
+endless circle. For the known, "once more" counts what the job met here: what another worker charged it for is no sign
+of the same fault.
 Executors call `Judge.error` for what went wrong, and `Judge.refusal` before they begin.
 """
 
@@ -39,7 +40,7 @@ class Verdict(StrEnum):
     DOWN = "down"  # the backend is not there: given back uncharged, no work for it until a probe succeeds
     BUSY = "busy"  # the backend takes no more work now: the same
     CHECK = "check"  # it may have been done: the executor looks before it calls this a failure (then a retry)
-    UNKNOWN = "unknown"  # once on each worker, charged: `Judge.refusal` keeps it from the same one
+    UNKNOWN = "unknown"  # once more, on another worker (`Judge.refusal` keeps it from this one), then the job's fault
 
 
 class Row(BaseModel):
@@ -133,7 +134,8 @@ class Judge:
         kept = {name: value for name, value in facts.items() if value not in (None, "")}
         detail = {"executor": self._backend, "verdict": finding.verdict.value, "text": said, **kept}
         past = self._past_of(job)
-        error = _error_for(finding.verdict, first=finding.code not in past.charged)
+        first = finding.code not in past.charged if finding.verdict is not Verdict.UNKNOWN else not job.unexplained
+        error = _error_for(finding.verdict, first=first)
         if error in {Transient, Permanent}:
             past.charged.add(UNKNOWN if finding.verdict is Verdict.UNKNOWN else finding.code)
             past.attempt = job.attempt
@@ -149,7 +151,7 @@ class Judge:
 
 def _error_for(verdict: Verdict, *, first: bool) -> type[ExecutorError]:
     match verdict:
-        case Verdict.RETRY | Verdict.CHECK | Verdict.UNKNOWN:
+        case Verdict.RETRY | Verdict.CHECK:
             return Transient
         case Verdict.ROUTE:
             return Elsewhere
@@ -157,7 +159,7 @@ def _error_for(verdict: Verdict, *, first: bool) -> type[ExecutorError]:
             return Permanent
         case Verdict.RETRY_THEN_ROUTE:
             return Transient if first else Elsewhere
-        case Verdict.RETRY_THEN_FAIL:
+        case Verdict.RETRY_THEN_FAIL | Verdict.UNKNOWN:
             return Transient if first else Permanent
         case Verdict.DOWN | Verdict.BUSY:
             return BackendDown

@@ -144,7 +144,5 @@ async def _payloads(
     granted = [c.job_id for c, d in zip(commands, decisions, strict=True) if isinstance(d.answer, Grant)]
     if not granted:
         return {}
-    return {
-        row["id"]: Payload(row["kind"], row["model"], row["spec"], row["labels"], row["priority"])
-        for row in await connection.fetch(sql("job_payload"), granted)
-    }
+    rows = await connection.fetch(sql("job_payload"), granted)
+    return {row["id"]: Payload(**{name: row[name] for name in Payload.__dataclass_fields__}) for row in rows}

@@ -294,6 +294,8 @@ class Payload:
     spec: dict[str, Any]
     labels: dict[str, str]
     priority: int
+    max_attempts: int
+    unexplained: int  # attempts charged to it that ended by an error which the agent's table does not know
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,7 +333,7 @@ async def test_a_server_that_is_gone_is_down_and_the_job_is_given_back(comfy, go
 @pytest.mark.parametrize("begun", [True, False])
 async def test_a_job_under_which_the_server_dies_again_may_be_the_reason(comfy, go, tmp_path, begun):
     async with running(comfy) as executor:
-        for epoch, raised in ((1, BackendDown), (2, Transient if begun else BackendDown)):
+        for epoch, raised in ((1, BackendDown), (2, Transient)):
             if not begun:
                 await other_prompt(executor)
             async with doing(executor, job(tmp_path / f"{epoch}", epoch=epoch)) as task:

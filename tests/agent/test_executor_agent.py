@@ -10,6 +10,7 @@ from agent.executors.ollama import OllamaExecutor
 from agent.executors.openai import OpenAIExecutor
 from agent.executors.registry import load_executors
 from agent.runner import How
+from agent.workspace import data_folder
 from shared.errors import ConfigurationError
 from tests.support.agent_world import agent, settings_for
 from tests.support.comfyui_rig import SDXL
@@ -131,6 +132,19 @@ async def test_the_doctor_says_what_was_found_and_what_is_wrong(servers, tmp_pat
         away = {finding.what: finding for finding in await examine(settings)}["executor ollama"]
         assert not away.ok
         assert "ollama serve" in away.todo
+
+
+async def test_the_doctor_lets_nothing_be_generated_beside_a_running_agent(servers, tmp_path):
+    async with running(FakeOllama()) as server:
+        executors = {"ollama": {"url": server.url}, "sketch": {}}
+        settings = settings_for(servers, "mini", tmp_path, executors=executors)
+        with data_folder(tmp_path, "mini"):
+            found = {finding.what: finding for finding in await examine(settings)}
+        assert found["data folder"].ok
+        assert "is in use" in found["data folder"].said
+        assert found["executor ollama"].ok
+        assert found["executor ollama"].said.endswith("not made to generate now")
+        assert not any(asked.startswith("POST") and "show" not in asked for asked in server.asked)
 
 
 async def test_the_doctor_says_what_to_do_for_each_thing_that_is_missing(servers, tmp_path):

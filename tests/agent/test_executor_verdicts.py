@@ -9,9 +9,17 @@ from agent.executors.base import BackendDown, Elsewhere, Permanent, RunnableJob,
 from agent.executors.verdicts import Finding, Judge, Verdict, look_up
 
 
-def job(attempt=1, name="j"):
+def job(attempt=1, name="j", unexplained=0):
     return RunnableJob(
-        id=name, epoch=1, attempt=attempt, kind="article", model=None, spec={}, labels={}, open_workspace=lambda: None
+        id=name,
+        epoch=1,
+        attempt=attempt,
+        kind="article",
+        model=None,
+        spec={},
+        labels={},
+        open_workspace=lambda: None,
+        unexplained=unexplained,
     )
 
 
@@ -36,7 +44,7 @@ def test_every_row_can_be_read_and_names_something_that_fits():
         (Verdict.RETRY_THEN_FAIL, Transient, Permanent),
         (Verdict.DOWN, BackendDown, BackendDown),
         (Verdict.BUSY, BackendDown, BackendDown),
-        (Verdict.UNKNOWN, Transient, Transient),
+        (Verdict.UNKNOWN, Transient, Transient),  # what counts is what the grant says of it
     ],
 )
 def test_each_verdict_has_its_error(verdict, first, later):
@@ -79,15 +87,20 @@ def test_a_row_for_one_server_does_not_fit_another():
     assert look_up("openai", "'role'", status=404, server="llama.cpp").verdict is Verdict.ROUTE
 
 
-def test_the_unknown_is_charged_once_on_each_worker():
+def test_the_unknown_is_tried_once_more_on_another_worker_and_then_fails():
     here, there = Judge("ollama"), Judge("ollama")
     assert type(here.error(job(1), "never seen", status=500)) is Transient
-    assert type(here.refusal(job(2))) is Elsewhere  # it comes back to the same worker: not here
+    assert type(here.refusal(job(2, unexplained=1))) is Elsewhere  # it comes back to the same worker: not here
     assert here.refusal(job(2, "another")) is None
     assert here.refusal(job(1)) is None  # a person began it anew
-    assert there.refusal(job(2)) is None
-    assert type(there.error(job(2), "never seen", status=500)) is Transient
-    assert type(there.refusal(job(3))) is Elsewhere
+    assert there.refusal(job(2, unexplained=1)) is None
+    assert type(there.error(job(2, unexplained=1), "never seen either", status=500)) is Permanent
+
+
+def test_what_is_known_is_no_reason_to_give_up_the_unknown():
+    judge = Judge("ollama")
+    assert type(judge.verdict(job(1), Finding(Verdict.RETRY, "stalled"), "said")) is Transient
+    assert type(judge.error(job(2), "never seen", status=500)) is Transient
 
 
 def test_what_is_remembered_of_jobs_is_bounded():

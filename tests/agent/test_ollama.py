@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from agent.executors import text_json
 from agent.executors.base import BackendDown, Elsewhere, Permanent, Transient
 from agent.executors.ollama import OllamaExecutor
 from tests.support.fake_ollama import GIB, FakeOllama
@@ -192,6 +193,25 @@ async def test_a_schema_that_refers_to_the_web_is_never_fetched(tmp_path):
             await rig.run("tiny", format={"$ref": f"{server.url}/schema.json"})
         assert raised.value.code == "bad_spec"
         assert "GET /schema.json" not in server.asked
+
+
+async def test_a_pattern_is_held_against_the_answer(tmp_path):
+    schema = {"type": "object", "properties": {"slug": {"type": "string", "pattern": "^[a-z-]+$"}}}
+    async with ollama(tmp_path) as (server, rig):
+        server.scripts += [Script(words=('{"slug": "a-b"}',)), Script(words=('{"slug": "A b"}',))]
+        assert (await rig.run("tiny", format=schema)).result["text"] == '{"slug": "a-b"}'
+        with pytest.raises(Transient, match=r"breaks the schema at \$.slug"):
+            await rig.run("tiny", format=schema)
+
+
+async def test_a_pattern_that_never_ends_stops_nothing_but_its_job(tmp_path, monkeypatch):
+    """Python's `re` lets no other thread run while it matches: a heartbeat would wait for it."""
+    monkeypatch.setattr(text_json, "_MATCH_S", 1.0)
+    schema = {"type": "object", "properties": {"slug": {"type": "string", "pattern": "^(a+)+$"}}}
+    async with ollama(tmp_path) as (server, rig):
+        server.scripts.append(Script(words=('{"slug": "' + "a" * 60 + '!"}',)))
+        with pytest.raises(Permanent, match="a pattern in format takes over 1 s"):
+            await rig.run("tiny", format=schema)
 
 
 # ---- what it does not believe

@@ -41,6 +41,7 @@ from tests.support.ledger import (
     claim,
     completed,
     failed,
+    file_report,
     open_desk,
     released,
     seeded,
@@ -138,6 +139,23 @@ async def test_what_a_grant_brings_is_the_stored_job(desk: Desk) -> None:
         3,
         "m",
     )
+
+
+async def test_a_grant_says_how_often_the_job_failed_by_what_nobody_knows(desk: Desk) -> None:
+    """Counted are the attempts that are charged now: not one that a person's retry closed, not what was known."""
+    job, said = await desk.offered(max_attempts=9), []
+    for seq, (verdict, retried) in enumerate((("unknown", False), ("retry", False), ("unknown", True), ("", False)), 2):
+        grant = await desk.do(claim(job, seq=seq - 1))
+        said.append((grant.attempt, grant.payload.unexplained))
+        error = {"code": "x", "message": "x", "class": "transient", "detail": {"verdict": verdict} if verdict else "x"}
+        await desk.do(file_report(job, grant.epoch, "mini", {"outcome": "failed", "error": error}))
+        if retried:
+            await desk.do(Cancel(job_id=job, actor="ada"))
+            await desk.do(Retry(job_id=job, actor="ada"))
+        await set_clock_offset(desk.pool, 3600 * seq)
+        await desk.do(Dispatch(job_id=job))
+        await desk.do(Offered(job_id=job, seq=seq))
+    assert said == [(1, 0), (2, 1), (3, 1), (1, 0)]
 
 
 async def test_an_accepted_report_is_kept_with_its_attempt_and_links_its_files(desk: Desk) -> None:
