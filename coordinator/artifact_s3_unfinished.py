@@ -23,6 +23,7 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=60.0, connect=5.0)
 _NOTHING: Final = hashlib.sha256(b"").hexdigest()
 _MOST_BYTES: Final = 8 * 1024 * 1024  # of one answer; a page of a thousand uploads has about 1 MB
 _PAGES: Final = 10  # a round; the next one finds the rest
+_LIVE_S: Final = 86_400.0  # younger ones may still be arriving over a slow line, whatever the grace of files is
 
 
 class _Upload(NamedTuple):
@@ -45,11 +46,8 @@ class Unfinished:
         self._secret_key = secret_key
 
     async def abort(self, older_than_s: float) -> int:
-        """Abort those begun longer ago than this, and so than any upload takes; return how many.
-
-        Raises StoreDownError.
-        """
-        begun_before = datetime.now(UTC) - timedelta(seconds=older_than_s)
+        """Abort those begun longer ago than this, and at least a day; return how many. Raises StoreDownError."""
+        begun_before = datetime.now(UTC) - timedelta(seconds=max(older_than_s, _LIVE_S))
         aborted = 0
         async with aiohttp.ClientSession(timeout=_TIMEOUT) as session:
             more: Mapping[str, str] | None = {}

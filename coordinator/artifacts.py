@@ -28,7 +28,7 @@ from coordinator.artifact_files import (
     listed,
     remove_unless_locked,
 )
-from shared.errors import TandemError
+from shared.errors import TandemError, UnreachableError
 
 __all__ = [
     "ArtifactStore",
@@ -59,7 +59,7 @@ class MissingContentError(TandemError):
     """The store has no such content."""
 
 
-class StoreDownError(TandemError):
+class StoreDownError(UnreachableError):
     """The store does not answer, or not as it should: try later."""
 
 

@@ -1,10 +1,11 @@
 """What the audit's parts share: a breach, what is suspect until it was seen twice, and the times they go by."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
+from coordinator.quarantine import Rules
 from shared.streams import RESULTS_KEPT_S
 
 
@@ -36,6 +37,7 @@ class Limits:
     standing_s: float = 120.0  # a report or submission in its stream
     stuck_s: float = 60.0  # a job that a free worker may take; longer than a worker counts as present
     presence_s: float = 10.0  # the workers' round, as the coordinators' setting says
+    quarantine: Rules = field(default_factory=Rules)  # when a worker is set aside, as the coordinators' settings say
     kept_s: float = RESULTS_KEPT_S  # what RESULTS keeps
     again_s: float = 3.0  # from the first look at what moves to the second: a dispatcher's round and more
     results: int = 1000  # how many of RESULTS' newest messages are read

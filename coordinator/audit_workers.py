@@ -24,7 +24,7 @@ async def stuck(pool: Pool, queries: Queries, limits: Limits) -> Suspects:
     """Find jobs that have been due for `stuck_s`, in a lane that is not paused, though a worker who may take them is
     free: the offer lies, or nothing is offered there that this worker may take.
     """
-    directory = Directory(queries, limits.presence_s)
+    directory = Directory(queries, limits.presence_s, limits.quarantine)
     await directory.once()
     paused = await queries.paused_lanes()
     found: Suspects = {}

@@ -1,7 +1,8 @@
 """Claims and lease questions: requests that agents make, answered from the ledger (PROTOCOL, Take work, 3 and 4)."""
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import orjson
@@ -34,8 +35,10 @@ class Claims:
     tokens: UploadTokens
     policy: Policy
     ready: Callable[[], bool]  # leases had their grace: until then a claim could take over what nobody could extend
-    no_progress_s: Callable[[str, str, int, int], float | None]  # (lane, worker, attempt) -> what is learned of it
+    no_progress_s: Callable[[str, str, int, int], float | None]  # (lane, worker, attempt, of) -> what is learned
     upload_url: str  # base of the upload addresses; set once the HTTP side listens
+    granted: int = 0
+    denied: Counter[str] = field(default_factory=Counter)  # by reason
 
     async def subscribe(self) -> list[Subscription]:
         """Start answering."""
@@ -74,12 +77,14 @@ class Claims:
         except LedgerDownError:
             return
         if isinstance(answer, Grant):
+            self.granted += 1
             self.dispatcher.claimed(lane)
             _log.info("claim granted", job_id=str(asked.job_id), epoch=answer.epoch, worker=worker)
             reach(Failpoint.GRANT_UNANSWERED)
             await self._answer(message, self._granted(command, answer, lane))
         else:
             assert isinstance(answer, Denial)
+            self.denied[answer.reason] += 1
             _log.info("claim denied", job_id=str(asked.job_id), worker=worker, reason=str(answer.reason))
             body = {"verdict": "denied", "reason": answer.reason, "retry_in_s": answer.retry_in_s}
             await self._answer(message, orjson.dumps(body))

@@ -54,7 +54,7 @@ async def repaired(settings: CoordinatorSettings, *, results: int, json: bool) -
 
 
 def _limits(settings: CoordinatorSettings, results: int) -> Limits:
-    return Limits(presence_s=settings.presence_s, results=results)
+    return Limits(presence_s=settings.presence_s, quarantine=settings.quarantine(), results=results)
 
 
 def _plain(breach: Breach) -> dict[str, Any]:

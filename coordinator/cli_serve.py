@@ -243,6 +243,7 @@ def _settings_of(data: Path) -> "CoordinatorSettings":
             http=connection["http"].partition("://")[2],
             nats_seed=SecretStr(seed),
             artifacts=data.expanduser() / "artifacts",
+            **connection.get("settings", {}),
         )
     msg = f"{data} has no coordinator's identity"
     raise ConfigurationError(msg)

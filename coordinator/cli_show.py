@@ -100,6 +100,11 @@ def job(found: JobView, beats: Sequence[HeartbeatLine] = ()) -> None:
     if found.why:
         out.print("\n[bold]why[/bold]")
         out.print(escape("\n".join(found.why)), soft_wrap=True)
+    if found.actions:
+        done = table("AT", "WHO", "DID", title="\nwhat people did")
+        for one in found.actions:
+            done.add_row(moment(one.at), escape(one.actor), escape(one.action))
+        out.print(done)
     if beats:
         out.print(_beats(beats))
     if found.artifacts:

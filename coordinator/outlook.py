@@ -49,7 +49,7 @@ class Outlook:
         self.records = await asyncio.to_thread(lambda: Records.of(map(forecast.sample_of, rows)))
 
     def no_progress_s(self, lane: str, worker: str, attempt: int, of: int) -> float | None:
-        """Return how long the generator may be silent in a job's `attempt`-th try `of` so many; None: the agent's limit.
+        """Return how long the generator may be silent in the `attempt`-th try `of` so many; None: the agent's limit.
 
         Only the first of several is held to it, so that what was never so slow before costs one try and not the job.
         """

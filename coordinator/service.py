@@ -103,6 +103,8 @@ class Coordinator:
                 "refused": self.intake.refused,
                 "offered": self.dispatcher.offered,
                 "unclaimed": self.dispatcher.unclaimed,
+                "granted": self.claims.granted,
+                "denied": dict(self.claims.denied),
                 "set_aside": len(self.directory.aside),
                 "moved": self.placement.moved,
                 "heartbeats": self.heartbeats.taken,
@@ -205,7 +207,12 @@ def _compose(
     store: ArtifactStore,
 ) -> Coordinator:
     policy, lanes = settings.policy(), effects.lanes
-    directory = Directory(queries, policy.presence_s, settings.quarantine())
+    directory = Directory(
+        queries,
+        policy.presence_s,
+        settings.quarantine(),
+        hearing=lambda: bus.connections if bus.connected else 0,
+    )
     dispatcher = Dispatcher(
         ledger, queries, directory, lambda: bus.connected, settings.window_min, settings.unclaimed_s
     )

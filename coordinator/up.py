@@ -33,6 +33,7 @@ SOURCE = "local"
 """The source of everything that is submitted with the folder's publisher token or key."""
 
 _READY_S = 20.0
+_AUDITED = ("presence_s", "quarantine_failures", "quarantine_s", "quarantine_most_s")
 
 
 class ServerDiedError(TandemError):
@@ -120,7 +121,7 @@ async def running_up(plan: Plan) -> AsyncIterator[Up]:
         await LocalAgents.stop_orphans_in(data / "agents")
         for worker in plan.agents:
             await agents.start(worker)
-        connection = _connection(coordinator, nats, postgres, tokens)
+        connection = _connection(coordinator, nats, postgres, tokens) | {"settings": _for_the_audit(settings)}
         stack.callback((data / CONNECTION).unlink, missing_ok=True)
         write_private(data / CONNECTION, connection)
         yield Up(data, coordinator, nats, postgres, agents, connection)
@@ -204,6 +205,13 @@ async def _settled(coordinator: Coordinator) -> None:
             msg = f"the coordinator is not ready after {_READY_S:g} s: {'; '.join(reasons)}"
             raise UnreachableError(msg)
         await asyncio.sleep(0.02)
+
+
+def _for_the_audit(settings: CoordinatorSettings) -> dict[str, Any]:
+    """Return what `tandem audit` must know besides: where the files are, and when a worker counts as away or broken."""
+    names = {*_AUDITED, *(name for name in CoordinatorSettings.model_fields if name.startswith("artifacts_"))}
+    given = {name: getattr(settings, name) for name in sorted(names & settings.model_fields_set)}
+    return {name: v.get_secret_value() if isinstance(v, SecretStr) else v for name, v in given.items()}
 
 
 def _connection(

@@ -6,8 +6,9 @@ agent may send, is held against it.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import structlog
@@ -34,9 +35,12 @@ class Directory:
     rules: Rules = field(default_factory=Rules)
     aside: dict[tuple[str, str], SetAside] = field(default_factory=dict)  # by worker and lane
     rows: dict[str, WorkerRow] = field(default_factory=dict)
+    hearing: Callable[[], int] = lambda: 1  # which connection to NATS hears the workers; 0 = none
     foreign: int = 0  # messages whose sender was not the worker named in them
     _sender: dict[str, str] = field(default_factory=dict)  # authenticated user -> worker
     _learning: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _heard_by: int = 0
+    _heard_from: datetime | None = None  # by the ledger's clock; None: nobody is heard now
 
     async def once(self) -> None:
         """Read the workers, and who is set aside."""
@@ -44,6 +48,9 @@ class Directory:
         await self._set_aside()
 
     async def _read(self) -> None:
+        if self.hearing() != self._heard_by:
+            self._heard_by = self.hearing()
+            self._heard_from = await self.queries.now() if self._heard_by else None
         self.rows = {row.name: row for row in await self.queries.workers()}
         for row in self.rows.values():
             if row.nkey is not None:
@@ -142,7 +149,8 @@ class Directory:
     def standing(self, lane: str, excluded: frozenset[str] = frozenset(), /) -> Standing:
         """Return what the jobs of a lane can expect of all workers but `excluded`."""
         capable = self.capable(lane) - excluded
-        if any(not self.is_aside(name, lane) and self.is_ready(self.rows[name]) for name in capable):
+        able = [self.rows[name] for name in capable if not self.is_aside(name, lane)]
+        if any(self.is_ready(row) or self.is_expected(row) for row in able):
             return Standing.PRESENT
         return Standing.KNOWN if capable else Standing.NOBODY
 
@@ -150,12 +158,27 @@ class Directory:
         """Say whether a worker was heard of lately."""
         return row.age_s < MISSED_ROUNDS * self.presence_s
 
+    def is_expected(self, row: WorkerRow) -> bool:
+        """Say whether a worker that took work when it was last heard of had no time yet to be heard again.
+
+        After NATS or all coordinators were away, everyone's silence is ours: no job moves because of it.
+        """
+        if row.seen_at is None or not self._takes_work(row):
+            return False
+        if self._heard_from is None:
+            return True
+        heard_s = row.age_s - (self._heard_from - row.seen_at).total_seconds()
+        return row.seen_at < self._heard_from and heard_s < MISSED_ROUNDS * self.presence_s
+
     def is_ready(self, row: WorkerRow) -> bool:
         """Say whether a worker is present and takes work, by its own word and by the operator's."""
+        return self.is_present(row) and self._takes_work(row)
+
+    def _takes_work(self, row: WorkerRow) -> bool:
         said = row.presence
         if said is None or said.facts.get("not_pulling"):
             return False
-        return self.is_present(row) and said.state is row.wanted is WorkerState.READY
+        return said.state is row.wanted is WorkerState.READY
 
     def _able(self, lane: str) -> frozenset[str]:
         return frozenset(name for name in self.capable(lane) if self.is_ready(self.rows[name]))

@@ -116,6 +116,14 @@ class ArtifactLine(_Answer):
     url: str
 
 
+class ActionLine(_Answer):
+    """What a person did to a job."""
+
+    at: datetime
+    actor: str
+    action: str
+
+
 class JobView(JobLine):
     """A job with everything about it."""
 
@@ -127,6 +135,7 @@ class JobView(JobLine):
     used_model: str | None = None
     attempts: list[AttemptLine] = []
     artifacts: list[ArtifactLine] = []
+    actions: list[ActionLine] = []  # oldest first
 
 
 class JobPage(_Answer):

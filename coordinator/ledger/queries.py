@@ -14,6 +14,7 @@ import asyncpg
 import orjson
 
 from coordinator.ledger.database import fetch
+from shared.errors import LedgerDownError
 from shared.states import JobState, WorkerState
 from shared.subjects import lane_of_consumer
 from shared.wire import Presence
@@ -181,8 +182,12 @@ class Queries:
     # ---- the loops
 
     async def now(self) -> datetime:
-        """Return the ledger's time."""
-        return (await self._one("now"))["now"]  # type: ignore[no-any-return]
+        """Return the ledger's time; LedgerDownError also while Postgres takes no writes, as a standby does."""
+        row = await self._one("now")
+        if row["read_only"]:
+            msg = "Postgres takes no writes: it is a standby, or set to be read-only"
+            raise LedgerDownError(msg)
+        return row["now"]  # type: ignore[no-any-return]
 
     async def expired(self, limit: int, after: UUID | None = None) -> list[UUID]:
         """Return jobs whose lease is over, in id order, from beyond `after` on."""

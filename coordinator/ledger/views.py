@@ -56,7 +56,7 @@ async def jobs(pool: Pool, wanted: JobFilter, limit: int) -> list[Row]:
 
 
 async def job(pool: Pool, job_id: UUID, source: str | None = None) -> Row | None:
-    """Return one job with its `attempts` and `artifacts`, all as of one instant; None if `source` has no such job."""
+    """Return a job with its `attempts`, `artifacts` and `actions`, at one instant; None if `source` has none such."""
     async with snapshot(pool) as connection:
         found = await connection.fetchrow(sql("view_job"), job_id, source)
         if found is None:
@@ -64,6 +64,7 @@ async def job(pool: Pool, job_id: UUID, source: str | None = None) -> Row | None
         row = _row(found)
         row["attempts"] = [_row(r) for r in await connection.fetch(sql("view_attempts"), job_id)]
         row["artifacts"] = [_row(r) for r in await connection.fetch(sql("view_artifacts"), job_id)]
+        row["actions"] = [_row(r) for r in await connection.fetch(sql("view_actions"), job_id)]
         return row
 
 

@@ -242,7 +242,7 @@ async def test_unfinished_uploads_are_aborted_and_only_ours(s3: S3Server, store:
 
 
 async def test_old_ones_are_aborted_page_by_page() -> None:
-    young, old = (datetime.now(UTC) - timedelta(seconds=ago) for ago in (3500, 3700))
+    young, old = (datetime.now(UTC) - timedelta(seconds=ago) for ago in (86_300, 86_500))
     pages = {
         "": "<IsTruncated>true</IsTruncated><NextKeyMarker>k&amp;1</NextKeyMarker><NextUploadIdMarker>u/1"
         "</NextUploadIdMarker>" + _listed("sha256/1", "u/1", old),
@@ -315,7 +315,9 @@ async def test_a_store_that_is_away_is_said_to_be_and_no_reason_not_to_start() -
     await store.prepare()
 
 
-async def test_a_line_that_is_cut_in_the_middle_of_a_large_upload_is_an_error_and_leaves_nothing(s3: S3Server) -> None:
+async def test_a_line_that_is_cut_in_the_middle_of_a_large_upload_is_an_error_and_leaves_nothing(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = os.urandom(LARGE)
     async with Proxy("127.0.0.1", port_of(s3)) as line:
         store = S3Store(s3.place(endpoint=f"http://127.0.0.1:{line.port}"))
@@ -331,6 +333,7 @@ async def test_a_line_that_is_cut_in_the_middle_of_a_large_upload_is_an_error_an
         assert await s3.keys() == []  # an unfinished upload may be left: it could not be aborted
         line.refuse(refusing=False)
         assert await put(store, content)
+        monkeypatch.setattr("coordinator.artifact_s3_unfinished._LIVE_S", -60)
         assert await store.tidy(older_than_s=-60) <= 1
         assert await s3.unfinished() == []
         assert await read(store, content) == content

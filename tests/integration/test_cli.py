@@ -101,7 +101,14 @@ async def test_a_job_is_cancelled_and_tried_again(up: UpProcess) -> None:
     assert await run(up, "cancel", job_id) == f"{job_id} canceled\n"
     await run(up, "cancel", job_id, expect=1)
     assert await run(up, "retry", job_id) == f"{job_id} pending\n"
-    assert json.loads(await run(up, "cancel", job_id, "--json"))["state"] == "canceled"
+    canceled = json.loads(await run(up, "cancel", job_id, "--json"))
+    assert canceled["state"] == "canceled"
+    assert [(one["actor"], one["action"]) for one in canceled["actions"]] == [
+        ("admin", "cancel"),
+        ("admin", "retry"),
+        ("admin", "cancel"),
+    ]
+    assert "what people did" in await run(up, "show", job_id)
 
 
 async def test_workers_and_lanes_are_listed(up: UpProcess) -> None:

@@ -82,6 +82,23 @@ async def test_one_that_waits_for_a_worker_who_is_away_moves_to_one_who_is_there
         assert [one["name"] for one in (await answer.json())["lanes"]] == [lane(BIG), lane(SMALL)]
 
 
+async def test_after_the_coordinator_was_away_nobodys_silence_moves_a_job(world: World) -> None:
+    """Who comes back first does not get what the others could not yet say that they are there for."""
+    await world.puppet("studio", models=(BIG,))
+    job = await world.submit(models=BOTH)
+    await world.stop_coordinator()
+    await world.move_clock(AWAY_S)
+    await world.start_coordinator()
+    await world.puppet("mini", models=(SMALL,))
+    await world.coordinator.directory.once()
+    await world.coordinator.placement.once()
+    assert (await world.job(job["id"]))["model"] == BIG
+    assert (await world.submit(models=BOTH))["model"] == BIG
+    await world.move_clock(2 * AWAY_S)
+    await world.puppet("book", models=(SMALL,))
+    await moved(world, job, SMALL)
+
+
 async def test_its_old_offer_is_gone_and_grants_nothing(world: World) -> None:
     studio = await world.puppet("studio", models=(BIG,))
     job = await world.submit(models=BOTH)

@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from coordinator.ledger import batch as batch_module
+from coordinator.ledger.database import open_pool
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.model import (
     Admitted,
@@ -29,6 +30,7 @@ from coordinator.ledger.model import (
     SameJob,
     TellVerdict,
 )
+from coordinator.ledger.queries import Queries
 from coordinator.ledger.transitions import decide
 from shared.errors import LedgerDownError
 from shared.states import JobState, Verdict
@@ -544,3 +546,13 @@ async def test_claims_of_one_delivery_by_many_are_granted_once(ledger_pool: asyn
         answers = await asyncio.gather(*((one if i % 2 else two).do(c) for i, c in enumerate(claims)))
         assert sum(isinstance(a, Grant) for a in answers) == 1
         assert all(isinstance(a, Grant | Denial) for a in answers)
+
+
+async def test_a_ledger_that_takes_no_writes_is_away(ledger_dsn: str, desk: Desk) -> None:
+    """Such as one whose Postgres became a standby: a coordinator that can only read must leave the others to answer."""
+    name = ledger_dsn.rpartition("/")[2].partition("?")[0]
+    await desk.pool.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    async with await open_pool(ledger_dsn) as pool:
+        with pytest.raises(LedgerDownError, match="takes no writes"):
+            await Queries(pool).now()
+    assert await desk.queries.now()

@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+import orjson
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from coordinator.artifact_s3 import S3Store
 from coordinator.artifact_stores import store_of
-from coordinator.artifacts import FolderStore
+from coordinator.artifacts import FolderStore, StoreDownError
+from coordinator.cli import explain
+from coordinator.cli_serve import _settings_of
 from coordinator.settings import CoordinatorSettings
+from coordinator.up import _for_the_audit
 from shared.errors import ConfigurationError
 
 
@@ -68,3 +72,24 @@ def test_a_folder_is_the_store_unless_a_bucket_is_named(monkeypatch: pytest.Monk
     settings = CoordinatorSettings.load(None)
     assert isinstance(store_of(settings), S3Store)
     assert "very secret" not in repr(settings)
+
+
+def test_the_audit_beside_tandem_up_is_told_where_the_files_are_and_what_counts_as_broken(tmp_path: Path) -> None:
+    running = CoordinatorSettings.load(
+        None,
+        artifacts_url="s3://bucket/prefix",
+        artifacts_key_id=SecretStr("id"),
+        artifacts_secret_key=SecretStr("secret"),
+        quarantine_failures=7,
+    )
+    (tmp_path / "identities").mkdir()
+    (tmp_path / "identities" / "coordinator.seed").write_text("SUA")
+    connection = {"http": "http://127.0.0.1:1", "nats": "nats://127.0.0.1:2", "postgres": "postgres://x"}
+    (tmp_path / "connection.json").write_bytes(orjson.dumps(connection | {"settings": _for_the_audit(running)}))
+    audited = _settings_of(tmp_path)
+    assert store_of(audited)._place == store_of(running)._place
+    assert audited.quarantine().failures == 7
+
+
+def test_a_store_that_is_away_is_a_server_that_cant_be_reached() -> None:
+    assert explain(StoreDownError("the artifact store does not answer")) == (3, "the artifact store does not answer")

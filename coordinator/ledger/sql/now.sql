@@ -1,1 +1,1 @@
-SELECT tandem_now() AS now
+SELECT tandem_now() AS now, current_setting('transaction_read_only')::boolean AS read_only
