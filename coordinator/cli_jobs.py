@@ -1,4 +1,4 @@
-"""`tandem jobs`, `show`, `cancel`, `retry`, `workers`, `lanes`: look at jobs and who does them, and act on jobs."""
+"""`tandem jobs`, `show`, `cancel`, `retry`, `callbacks`, `workers`, `lanes`: who does what, and acting on it."""
 
 from typing import Annotated
 from uuid import UUID
@@ -19,7 +19,7 @@ JobArgument = Annotated[UUID, typer.Argument(metavar="ID", help="The job's id.")
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (jobs, show, cancel, retry, workers, lanes):
+    for command in (jobs, show, cancel, retry, callbacks, workers, lanes):
         app.command()(command)
 
 
@@ -91,6 +91,28 @@ def retry(job_id: JobArgument, *, json: Json = False, url: Url = None, token: To
         return await client.retry(job_id)
 
     _acted(ask(url, token, data, work), json=json)
+
+
+def callbacks(
+    again: Annotated[UUID | None, typer.Option(metavar="ID", help="Send this job's last callback again.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=_PAGE, help="At most so many.")] = 50,
+    *,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+    data: Data = None,
+) -> None:
+    """List callbacks that were given up, newest first."""
+    if again is not None:
+        job_id = again
+        told = ask(url, token, data, lambda client: client.callback_again(job_id))
+        typer.echo(cli_show.as_json(told) if json else f"{job_id} is told again")
+        return
+    found = ask(url, token, data, lambda client: client.undelivered(limit))
+    if json:
+        typer.echo(cli_show.as_json(found))
+    else:
+        cli_show.undelivered(found)
 
 
 def workers(*, json: Json = False, url: Url = None, token: Token = None, data: Data = None) -> None:

@@ -10,7 +10,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shared.client import AttemptLine, HeartbeatLine, JobLine, JobView, LaneLine, PredictedFinish, WorkerLine
+from shared.client import (
+    AttemptLine,
+    CallbackLine,
+    HeartbeatLine,
+    JobLine,
+    JobView,
+    LaneLine,
+    PredictedFinish,
+    UndeliveredLine,
+    WorkerLine,
+)
 
 STATE_STYLE = {
     "pending": "yellow",
@@ -100,6 +110,8 @@ def job(found: JobView, beats: Sequence[HeartbeatLine] = ()) -> None:
     if found.why:
         out.print("\n[bold]why[/bold]")
         out.print(escape("\n".join(found.why)), soft_wrap=True)
+    if found.callbacks:
+        out.print(_callbacks(found.callbacks))
     if found.actions:
         done = table("AT", "WHO", "DID", title="\nwhat people did")
         for one in found.actions:
@@ -116,6 +128,15 @@ def job(found: JobView, beats: Sequence[HeartbeatLine] = ()) -> None:
     if isinstance(text, str):
         out.print("\n[bold]text[/bold]")
         out.print(escape(text.rstrip()), soft_wrap=True)
+
+
+def undelivered(found: Sequence[UndeliveredLine]) -> None:
+    """Print callbacks that were given up."""
+    made = table("GIVEN UP", "JOB", "SOURCE", "STATE", "TRIES>", "WHY", "URL")
+    for one in found:
+        what = (moment(one.given_up_at), str(one.job_id), escape(one.source), one.state, str(one.attempts))
+        made.add_row(*what, escape(one.error or "-"), escape(one.url))
+    console().print(made)
 
 
 def workers(found: Sequence[WorkerLine]) -> None:
@@ -222,6 +243,20 @@ def _attempts(found: Sequence[AttemptLine]) -> Table:
             str(one.heartbeats),
             escape(error(one.error)),
         )
+    return made
+
+
+def _callbacks(found: Sequence[CallbackLine]) -> Table:
+    made = table("STATE", "CALLBACK", "TRIES>", "LAST ANSWER", "URL", title="\ncallbacks")
+    for one in found:
+        if one.delivered_at:
+            how = f"delivered {moment(one.delivered_at)}"
+        elif one.given_up_at:
+            how = f"given up {moment(one.given_up_at)}"
+        else:
+            how = f"next try {moment(one.next_at)}" if one.next_at else "-"
+        said = one.error or (str(one.status) if one.status else "-")
+        made.add_row(one.state, how, str(one.attempts), escape(said), escape(one.url))
     return made
 
 

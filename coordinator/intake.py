@@ -10,6 +10,7 @@ from typing import Literal
 import orjson
 import structlog
 
+from coordinator.addresses import refused_host
 from coordinator.dispatcher import Dispatcher
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.model import Admit, Admitted, Answer, Conflict, SameJob
@@ -71,7 +72,7 @@ class Intake:
         Raises BadMessageError with every fault; LedgerDownError when neither the ledger nor NATS can take it.
         """
         try:
-            submission = parse_submission(body, self._kinds())
+            submission = self._read(body)
         except BadMessageError as error:
             with contextlib.suppress(LedgerDownError):  # the caller has its answer in any case
                 await self._record(source, error, body)
@@ -101,7 +102,7 @@ class Intake:
                 await asyncio.sleep(0)
             source = message.subject.rpartition(".")[2]
             try:
-                submission = parse_submission(message.data, self._kinds())
+                submission = self._read(message.data)
             except BadMessageError as error:
                 await self._refuse(message, source, error)
                 continue
@@ -121,6 +122,15 @@ class Intake:
             else:
                 reach(Failpoint.SUBMISSION_UNSETTLED)
                 await taken(self.bus, message)
+
+    def _read(self, body: bytes) -> Submission:
+        """Parse and check a submission; BadMessageError with every fault."""
+        submission = parse_submission(body, self._kinds())
+        url = submission.callback_url
+        if url is not None and refused_host(url.host or "", self.settings.callback_allow):
+            text = f"{url.host} is not a public address; the coordinator's callback_allow would have to name it"
+            raise _fault("invalid", text, "callback_url")
+        return submission
 
     def _kinds(self) -> frozenset[str]:
         return self.settings.kinds | self.directory.kinds()

@@ -4,7 +4,10 @@ A job stays marked until JetStream has acknowledged its message; `Nats-Msg-Id` m
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
+from uuid import UUID
 
 import structlog
 
@@ -28,6 +31,7 @@ class Results:
     queries: Queries
     base_url: str  # of the artifacts' addresses
     published: int = 0
+    on_marked: Callable[[], None] = lambda: None  # callbacks may have begun; set by the composition
     _sources: set[str] = field(default_factory=set)  # whose consumers are known to exist
 
     def forget(self) -> None:
@@ -49,8 +53,9 @@ class Results:
             acknowledged = [row for row, error in zip(rows, done, strict=True) if error is None]
             if acknowledged:
                 reach(Failpoint.RESULT_UNMARKED)
-                await self.queries.mark_published([(row.id, row.epoch, row.state) for row in acknowledged])
+                await self.queries.mark_published([self._marked(row) for row in acknowledged])
                 self.published += len(acknowledged)
+                self.on_marked()
             for error in done:
                 if isinstance(error, BaseException):
                     raise error
@@ -68,6 +73,11 @@ class Results:
             error = row.error or {"code": "result_too_large", "message": "too large for a message; fetch it over HTTP"}
             small = replace(row, result=None, error=error)
             await self.bus.js_publish(subject, self._body(small), msg_id=message_id(row))
+
+    def _marked(self, row: UnpublishedRow) -> tuple[UUID, int, str, str, bytes]:
+        if row.callback_url is None:
+            return row.id, row.epoch, row.state, "", b""
+        return row.id, row.epoch, row.state, urlsplit(row.callback_url).netloc.rpartition("@")[2], self._body(row)
 
     def _body(self, row: UnpublishedRow) -> bytes:
         files = [

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import orjson
 import structlog
@@ -19,6 +20,8 @@ from pydantic import SecretStr
 
 from coordinator.artifact_stores import store_of
 from coordinator.artifacts import ArtifactStore
+from coordinator.callback_secrets import CallbackSecrets
+from coordinator.callbacks import Callbacks
 from coordinator.claims import Claims
 from coordinator.departures import ROUND_S as DEPARTURES_S
 from coordinator.departures import Departures
@@ -88,6 +91,7 @@ class Coordinator:
     sweeper: Sweeper
     outlook: Outlook
     placement: Placement
+    callbacks: Callbacks
     loops: list[Loop]
     doors: Doors
     url: str = ""  # of the HTTP side, once it listens
@@ -118,6 +122,9 @@ class Coordinator:
                 "ghost_leases": self.presence.ghosts,
                 "departed": self.departures.ended if self.departures else 0,
                 "published": self.results.published,
+                "callbacks_delivered": self.callbacks.delivered,
+                "callbacks_failed": dict(self.callbacks.failed),
+                "callbacks_given_up": self.callbacks.given_up,
                 "effects_lost": self.effects.lost,
                 "mended_missing": self.reconciler.mended.missing,
                 "mended_unrecorded": self.reconciler.mended.unrecorded,
@@ -180,6 +187,7 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
                 predict=coordinator.outlook.tell,
                 why=Reasons(coordinator.directory, coordinator.dispatcher.is_paused).of,
                 aside=coordinator.directory.aside_of,
+                callback_again=_callback_again(coordinator),
                 base_url=settings.public_url,
                 max_artifact_bytes=settings.max_artifact_bytes,
             )
@@ -221,6 +229,8 @@ def _compose(
     reaper = Reaper(bus, ledger, queries)
     sweeper = Sweeper(queries, store, settings.artifacts_grace_s)
     placement = Placement(ledger, queries, directory.standing, dispatcher.known)
+    secrets = CallbackSecrets.load_or_create(settings.secrets / "callback.key", settings.callback_secrets)
+    callbacks = Callbacks(queries, secrets.of, settings.callback_allow)
     departures = None
     if watcher is not None:
         departures = Departures(
@@ -249,6 +259,7 @@ def _compose(
         Loop("dispatcher", dispatcher.once, every_s=1.0, max_failures=MAX_FAILURES),
         Loop("placement", placement.once, every_s=1.0),
         Loop("results", results.once, every_s=5.0, max_failures=MAX_FAILURES),
+        Loop("callbacks", callbacks.once, every_s=5.0),
         Loop("sweeper", sweeper.once, every_s=settings.sweep_s),  # nobody waits for it: no reason to end or be unready
         Loop("outlook", outlook.once, every_s=settings.forecast_s, max_failures=MAX_FAILURES),
     ]
@@ -263,6 +274,7 @@ def _compose(
     loops.append(Loop("doors", doors.once, every_s=0.5, max_failures=MAX_FAILURES))
     by_name = {loop.name: loop for loop in loops}
     dispatcher.on_wake(by_name["dispatcher"].wake)
+    callbacks.wake = results.on_marked = by_name["callbacks"].wake
     effects.connect(ledger, dispatcher=dispatcher, results=by_name["results"], reconciler=by_name["reconciler"])
     return Coordinator(
         settings=settings,
@@ -285,6 +297,7 @@ def _compose(
         sweeper=sweeper,
         outlook=outlook,
         placement=placement,
+        callbacks=callbacks,
         loops=loops,
         doors=doors,
     )
@@ -320,6 +333,7 @@ async def _stop(coordinator: Coordinator, started: list[asyncio.Task[None]]) -> 
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    await coordinator.callbacks.close()
     await coordinator.doors.close()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(STOP_S):
@@ -401,6 +415,15 @@ def _orders(coordinator: Coordinator) -> Callable[[str, str, str], Awaitable[Non
             await coordinator.bus.publish(subjects.control(worker), orjson.dumps({"type": what}))
 
     return order
+
+
+def _callback_again(coordinator: Coordinator) -> Callable[[UUID, str], Awaitable[bool]]:
+    async def again(job_id: UUID, actor: str) -> bool:
+        armed = await coordinator.queries.callback_again(job_id, actor=actor)
+        coordinator.callbacks.wake()
+        return armed
+
+    return again
 
 
 def _lane_pauses(coordinator: Coordinator) -> Callable[[str, bool, str], Awaitable[None]]:

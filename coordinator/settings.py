@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
+from pydantic import Field, IPvAnyNetwork, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -54,6 +54,8 @@ class CoordinatorSettings(BaseSettings):
     artifacts_allow_http: bool = False  # to the endpoint; only for one that is not across a network
     artifacts_grace_s: PositiveFloat = 3600.0  # what is younger is never swept; longer than the longest upload
     secrets: Path = Path("data/secrets")  # folder of what the coordinator signs with
+    callback_secrets: dict[str, SecretStr] = {}  # source -> whsec_...; the others' is made in `secrets`/callback.key
+    callback_allow: frozenset[IPvAnyNetwork] = frozenset()  # networks that are not public and may be called back
     max_artifact_bytes: PositiveInt = 512 * 1024 * 1024
     sources: frozenset[str] = frozenset()  # NATS publishers, whose results consumers are made at start
     kinds: frozenset[str] = frozenset()  # custom kinds accepted before an agent advertised them

@@ -116,6 +116,38 @@ class ArtifactLine(_Answer):
     url: str
 
 
+class CallbackLine(_Answer):
+    """What a job's `callback_url` was told of one state, or is to be told."""
+
+    epoch: int
+    state: str
+    webhook_id: str
+    url: str
+    size: int  # of the body, bytes
+    since: datetime
+    attempts: int
+    next_at: datetime | None = None  # exactly one of these three
+    delivered_at: datetime | None = None
+    given_up_at: datetime | None = None
+    tried_at: datetime | None = None
+    status: int | None = None  # the last answer's
+    error: str | None = None  # why the last try failed
+
+
+class UndeliveredLine(_Answer):
+    """A callback that was given up."""
+
+    job_id: UUID
+    epoch: int
+    state: str
+    source: str
+    url: str
+    attempts: int
+    given_up_at: datetime
+    status: int | None = None
+    error: str | None = None
+
+
 class ActionLine(_Answer):
     """What a person did to a job."""
 
@@ -135,7 +167,8 @@ class JobView(JobLine):
     used_model: str | None = None
     attempts: list[AttemptLine] = []
     artifacts: list[ArtifactLine] = []
-    actions: list[ActionLine] = []  # oldest first
+    callbacks: list[CallbackLine] = []  # oldest first, as these
+    actions: list[ActionLine] = []
 
 
 class JobPage(_Answer):
@@ -283,6 +316,16 @@ class Client:
         """Return the last reports and submissions that were refused."""
         pairs = [("limit", str(limit))] if limit is not None else []
         return _read(Rejected, await self._get("/v1/rejected", pairs))
+
+    async def undelivered(self, limit: int | None = None) -> list[UndeliveredLine]:
+        """Return the last callbacks that were given up."""
+        pairs = [("limit", str(limit))] if limit is not None else []
+        return _read_list(UndeliveredLine, await self._get("/v1/callbacks", pairs), "undelivered")
+
+    async def callback_again(self, job_id: UUID | str) -> list[CallbackLine]:
+        """Have a job's last callback sent again; refused (409) if it never had one."""
+        _, answer = await self._ask("POST", f"/v1/jobs/{job_id}/callbacks/again", body=b"")
+        return _read_list(CallbackLine, answer, "callbacks")
 
     async def status(self) -> dict[str, Any]:
         """Return what /status says."""

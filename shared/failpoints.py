@@ -49,6 +49,8 @@ class Failpoint(StrEnum):
     UNREADABLE_UNSETTLED = "unreadable-unsettled"  # the attempt of an unreadable report ended | taken off REPORTS
     RESULT_UNSENT = "result-unsent"  # the source's consumer made | its result published
     RESULT_UNMARKED = "result-unmarked"  # the result published | marked as published
+    CALLBACK_UNSENT = "callback-unsent"  # a callback's try taken | posted
+    CALLBACK_UNNOTED = "callback-unnoted"  # posted and answered | noted
     # ---- the coordinator: after NATS lost its disk, and an operator's orders
     LOSS_NOTED = "loss-noted"  # results marked to go out again | RESULTS made anew
     STREAM_MADE = "stream-made"  # one stream made | the next one

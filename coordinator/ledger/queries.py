@@ -83,6 +83,23 @@ class UnpublishedRow:
     error: dict[str, Any] | None
     finished_at: datetime
     published_epoch: int | None  # the epoch that went out last
+    callback_url: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackRow:
+    """A callback that is to be sent now."""
+
+    job_id: UUID
+    epoch: int
+    state: str
+    webhook_id: str
+    source: str
+    url: str
+    host: str
+    body: bytes
+    attempts: int  # this one included
+    age_s: float  # since the first try
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +287,28 @@ class Queries:
         rows = await self._all("unpublished", limit)
         return [UnpublishedRow(**{**row, "state": JobState(row["state"])}) for row in rows]
 
-    async def mark_published(self, sent: Sequence[tuple[UUID, int, str]]) -> None:
-        """Note that RESULTS has these (job, epoch, state); one that has moved on since stays to be published."""
-        await self._all("mark_published", [s[0] for s in sent], [s[1] for s in sent], [s[2] for s in sent])
+    async def mark_published(self, sent: Sequence[tuple[UUID, int, str, str, bytes]]) -> None:
+        """Note that RESULTS has these, and have their callbacks begin; one that has moved on since stays to go out.
+
+        Each is job, epoch, state, the callback's host and body; both empty where there is no `callback_url`.
+        """
+        await self._all("mark_published", *([row[column] for row in sent] for column in range(5)))
+
+    # ---- callbacks
+
+    async def take_callbacks(self, most: int, per_host: int, busy: Sequence[str], for_s: float) -> list[CallbackRow]:
+        """Take callbacks that are due, so that nobody else takes them `for_s`; none of the hosts `busy`."""
+        return [CallbackRow(**row) for row in await self._all("callback_take", most, per_host, busy, for_s)]
+
+    async def end_callback(
+        self, row: CallbackRow, status: int | None, error: str | None, again_s: float | None
+    ) -> None:
+        """Note how a try ended: no `error` = delivered, else it is tried again in `again_s`, None = never."""
+        await self._all("callback_end", row.job_id, row.epoch, row.state, row.attempts, status, error, again_s)
+
+    async def callback_again(self, job_id: UUID, *, actor: str) -> bool:
+        """Have a job's last callback sent again; False if it never had one."""
+        return bool(await self._all("callback_again", job_id, actor))
 
     async def republish(self, age_s: float) -> int:
         """Have everything that was settled within `age_s` go out again, RESULTS being lost; return how many."""

@@ -298,6 +298,36 @@ class LaneTable(SQLModel, table=True):
     paused: bool = Field(sa_column=_must(Boolean, "false"))
 
 
+class CallbackTable(SQLModel, table=True):
+    """What a settled job's `callback_url` is told, once for each state that it settles in, and how that goes."""
+
+    __tablename__ = "callback"
+    __table_args__ = (
+        _check("num_nonnulls(next_at, delivered_at, given_up_at) = 1", "callback_one_end"),
+        Index("callback_due", "next_at", postgresql_where=text("next_at IS NOT NULL")),
+        Index(
+            "callback_given_up", text("given_up_at DESC"), "job_id", postgresql_where=text("given_up_at IS NOT NULL")
+        ),
+    )
+
+    job_id: UUID = Field(sa_column=_key(_UUID))
+    epoch: int = Field(sa_column=_key(Integer))
+    state: str = Field(sa_column=_key(Text))
+    webhook_id: str = Field(sa_column=_must(Text))
+    source: str = Field(sa_column=_must(Text))
+    url: str = Field(sa_column=_must(Text))
+    host: str = Field(sa_column=_must(Text))  # of the url: so many at once
+    body: bytes = Field(sa_column=_must(LargeBinary))  # as RESULTS has it
+    since: datetime = Field(sa_column=_must(_INSTANT))  # of the first try, or of the first since a person's "again"
+    attempts: int = Field(sa_column=_must(Integer, "0"))
+    next_at: datetime | None = Field(sa_column=_may(_INSTANT))  # while one tries: when the next may
+    tried_at: datetime | None = Field(sa_column=_may(_INSTANT))
+    delivered_at: datetime | None = Field(sa_column=_may(_INSTANT))
+    given_up_at: datetime | None = Field(sa_column=_may(_INSTANT))
+    status: int | None = Field(sa_column=_may(Integer))  # the last answer's
+    error: str | None = Field(sa_column=_may(Text))  # why the last try failed
+
+
 class OperatorActionTable(SQLModel, table=True):
     """What a person did."""
 

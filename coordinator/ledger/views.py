@@ -56,7 +56,10 @@ async def jobs(pool: Pool, wanted: JobFilter, limit: int) -> list[Row]:
 
 
 async def job(pool: Pool, job_id: UUID, source: str | None = None) -> Row | None:
-    """Return a job with its `attempts`, `artifacts` and `actions`, at one instant; None if `source` has none such."""
+    """Return a job with its `attempts`, `artifacts`, `callbacks` and `actions`, all at one instant.
+
+    None if `source` has no such job.
+    """
     async with snapshot(pool) as connection:
         found = await connection.fetchrow(sql("view_job"), job_id, source)
         if found is None:
@@ -64,8 +67,19 @@ async def job(pool: Pool, job_id: UUID, source: str | None = None) -> Row | None
         row = _row(found)
         row["attempts"] = [_row(r) for r in await connection.fetch(sql("view_attempts"), job_id)]
         row["artifacts"] = [_row(r) for r in await connection.fetch(sql("view_artifacts"), job_id)]
+        row["callbacks"] = [_row(r) for r in await connection.fetch(sql("view_callbacks"), job_id)]
         row["actions"] = [_row(r) for r in await connection.fetch(sql("view_actions"), job_id)]
         return row
+
+
+async def callbacks(pool: Pool, job_id: UUID) -> list[Row]:
+    """Return what a job's `callback_url` was told, or is to be told, oldest first."""
+    return await _rows(pool, "callbacks", job_id)
+
+
+async def undelivered(pool: Pool, limit: int, source: str | None = None) -> list[Row]:
+    """Return callbacks that were given up, newest first; of one source if it is named."""
+    return await _rows(pool, "undelivered", limit, source)
 
 
 async def source_of(pool: Pool, job_id: UUID) -> str | None:

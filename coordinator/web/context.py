@@ -58,6 +58,10 @@ async def predict_nothing(rows: Sequence[views.Row]) -> None:
         row["predicted_finish"] = None
 
 
+async def _no_callback(_job_id: UUID, _actor: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebContext:
     """Everything that the HTTP side needs from the rest of the coordinator; made in `service.py`."""
@@ -78,6 +82,7 @@ class WebContext:
     max_artifact_bytes: int = 512 * 1024 * 1024
     why: Callable[[views.Row], list[str]] = lambda _: []  # of a job with its attempts: why it is where it is
     aside: Callable[[str], list[dict[str, Any]]] = lambda _: []  # of a worker: the lanes that it gets nothing from
+    callback_again: Callable[[UUID, str], Awaitable[bool]] = _no_callback  # (job, who says so); False: it has none
     base_url: str | None = None  # how readers reach this server; None = as the request at hand did
     sparing: Sparing = field(default_factory=Sparing)  # between the page and the counts of all jobs
 

@@ -121,6 +121,21 @@ def _command(action: str, job_id: UUID, actor: str, again: bool) -> Cancel | Ret
             return Reject(job_id=job_id, actor=actor, again=again)
 
 
+async def callbacks(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
+    """Tell what a job's `callback_url` was told, and what it is still to be told."""
+    query_of(request, frozenset())
+    job_id = await _visible(context, request, caller)
+    return json_response({"callbacks": await views.callbacks(context.pool, job_id)})
+
+
+async def callback_again(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
+    """Send a job's last callback again."""
+    job_id = await _visible(context, request, caller)
+    if not await context.callback_again(job_id, caller.name):
+        raise RefusedError(409, "no_callback", f"job {job_id} has told no callback_url anything yet")
+    return json_response({"callbacks": await views.callbacks(context.pool, job_id)})
+
+
 async def _again(request: web.Request) -> bool:
     """Read the body of a `reject`; the other actions have none."""
     body = await _body(request, _MOST_ORDER_BYTES)

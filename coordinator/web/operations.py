@@ -61,6 +61,12 @@ async def rejected(context: WebContext, request: web.Request, caller: Caller) ->
     )
 
 
+async def undelivered(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
+    """List the callbacks that were given up, newest first."""
+    limit = number_of(query_of(request, frozenset({"limit"})), "limit", _PAGE, _MOST)
+    return json_response({"undelivered": await views.undelivered(context.pool, limit, caller.source)})
+
+
 async def status(context: WebContext, _: web.Request, __: Caller) -> web.Response:
     """Tell how everything is; answers, with less, while the ledger is away."""
     body: dict[str, Any] = {

@@ -94,6 +94,14 @@ async def _parts(context: WebContext) -> list[str]:
             (_job(row) for row in recent),
         ),
         _table(
+            "Callbacks given up",
+            ("at", "job", "source", "url", "tries", "why"),
+            (
+                (r["given_up_at"], _Job(r["job_id"]), r["source"], r["url"], r["attempts"], r["error"])
+                for r in await views.undelivered(context.pool, _REJECTED)
+            ),
+        ),
+        _table(
             "Last refused results",
             ("at", "job", "epoch", "current", "worker", "verdict", "reason"),
             (

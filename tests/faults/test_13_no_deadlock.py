@@ -110,7 +110,7 @@ class Bustle:
         """Mark what is settled as published, in whatever order, and have it published again."""
         rows = await desk.queries.unpublished(100)
         self.rng.shuffle(rows)
-        await desk.queries.mark_published([(row.id, row.epoch, row.state) for row in rows])
+        await desk.queries.mark_published([(row.id, row.epoch, row.state, "", b"") for row in rows])
         await desk.queries.republish(3600.0)
 
     async def until_done(self, turn: Callable[[Desk], Awaitable[None]], desk: Desk) -> None:

@@ -201,10 +201,10 @@ async def test_what_is_published_stays_published_unless_it_moved_on(desk: Desk) 
     await desk.do(completed(job))
     (row,) = await desk.queries.unpublished(10)
     await desk.do(Approve(job_id=job, actor="ann"))
-    await desk.queries.mark_published([(job, row.epoch, row.state)])
+    await desk.queries.mark_published([(job, row.epoch, row.state, "", b"")])
     (again,) = await desk.queries.unpublished(10)
     assert again.state is JobState.COMPLETED, "the approval goes out although the review did not wait for it"
-    await desk.queries.mark_published([(job, again.epoch, again.state)])
+    await desk.queries.mark_published([(job, again.epoch, again.state, "", b"")])
     assert await desk.queries.unpublished(10) == []
     assert (await desk.row(job))["published_epoch"] == 1
 

@@ -1,12 +1,23 @@
 -- RESULTS has these; unless the job has moved on since it was read. Locked in id order, as the writer does.
-UPDATE job
-SET unpublished = false, published_epoch = job.epoch
-FROM (
-    SELECT job.id
-    FROM unnest($1::uuid[], $2::integer[], $3::text[]) AS sent (id, epoch, state)
+-- In the same step their callbacks begin, once for each epoch and state, also when a result goes out again.
+WITH locked AS (
+    SELECT job.id, job.epoch, job.state, job.source, job.callback_url, sent.host, sent.body
+    FROM unnest($1::uuid[], $2::integer[], $3::text[], $4::text[], $5::bytea[]) AS sent (id, epoch, state, host, body)
     JOIN job ON job.id = sent.id AND job.epoch = sent.epoch AND job.state = sent.state
     WHERE job.unpublished
     ORDER BY job.id
     FOR UPDATE OF job
-) AS locked
-WHERE job.id = locked.id
+), marked AS (
+    UPDATE job SET unpublished = false, published_epoch = job.epoch FROM locked WHERE job.id = locked.id
+)
+INSERT INTO callback (job_id, epoch, state, webhook_id, source, url, host, body, since, next_at)
+SELECT
+    id, epoch, state,
+    id || ':' || epoch || CASE
+        WHEN EXISTS (SELECT FROM callback AS c WHERE c.job_id = locked.id AND c.epoch = locked.epoch) THEN ':' || state
+        ELSE ''
+    END,
+    source, callback_url, host, body, tandem_now(), tandem_now()
+FROM locked
+WHERE callback_url IS NOT NULL
+ON CONFLICT DO NOTHING

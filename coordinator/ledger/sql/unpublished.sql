@@ -2,7 +2,7 @@
 SELECT
     job.id, job.epoch, job.kind, job.state, job.key, job.source, job.labels, attempt.worker,
     coalesce(job.result_model, job.model) AS model, job.result, files.artifacts, job.error, job.finished_at,
-    job.published_epoch
+    job.published_epoch, job.callback_url
 FROM job
 LEFT JOIN attempt ON attempt.job_id = job.id AND attempt.epoch = job.epoch
 CROSS JOIN LATERAL (
