@@ -49,7 +49,13 @@ def run(
     settings = _settings(config, worker, nats, seed_file, data, slots, executor)
     log.configure(json=json_log, level=settings.log_level)
     structlog.contextvars.bind_contextvars(worker=settings.worker)
-    _finish(_run(settings))
+    path = settings.data.expanduser() / settings.log_file.expanduser()
+    try:
+        with log.kept(path, most_bytes=settings.log_file_bytes, files=settings.log_files):
+            _finish(_run(settings))
+    except ConfigurationError as error:
+        typer.echo(f"tandem-agent: {error}", err=True)
+        sys.exit(2)
 
 
 @app.command()

@@ -96,6 +96,12 @@ class AgentSettings(BaseSettings):
     """A process whose event loop stands still for so long is ended; 0 = never."""
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     """The least important lines that are logged."""
+    log_file: Path = Path("logs/agent.jsonl")
+    """Every line goes here too, as JSON; in `data` unless it is absolute (/dev/null: nowhere)."""
+    log_file_bytes: int = Field(default=16 * 1024 * 1024, ge=64 * 1024)
+    """A log file of this size is begun anew."""
+    log_files: int = Field(default=5, ge=2, le=100)
+    """How many log files are kept, the newest included."""
 
     @classmethod
     def settings_customise_sources(

@@ -16,12 +16,13 @@ _NAT64: Final = IPv6Network("64:ff9b::/96")
 
 def is_allowed(address: IPv4Address | IPv6Address, allowed: Collection[Network]) -> bool:
     """Say whether a callback may go to an address: a public one, or one that the settings name."""
-    if isinstance(address, IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-        inner = inner or (IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None)
-        if inner is not None:
-            return is_allowed(inner, allowed)
-    return (address.is_global and not address.is_multicast) or any(address in network for network in allowed)
+    real = _real(address)
+    return (real.is_global and not real.is_multicast) or is_named(real, allowed)
+
+
+def is_named(address: IPv4Address | IPv6Address, allowed: Collection[Network]) -> bool:
+    """Say whether the settings name an address's network."""
+    return any(_real(address) in network for network in allowed)
 
 
 def refused_host(host: str, allowed: Collection[Network]) -> bool:
@@ -32,3 +33,12 @@ def refused_host(host: str, allowed: Collection[Network]) -> bool:
         return not is_allowed(ip_address(host.strip("[]")), allowed)
     except ValueError:
         return False
+
+
+def _real(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """Return the IPv4 address that an IPv6 address stands for, if it does for one."""
+    if isinstance(address, IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+        inner = inner or (IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None)
+        return inner or address
+    return address

@@ -6,8 +6,9 @@ another send it again, with the same `webhook-id`. A try is taken for a while, l
 coordinators never send the same at once, and no transaction stays open for it.
 
 What a publisher names is not trusted: an address that is not public is refused unless the settings allow it, looked at
-when the connection is made (a name that is resolved twice could answer twice); redirects are not followed; an answer
-costs at most LIMIT_S; a receiver that is dead holds up `PER_HOST` tries and no other receiver.
+when the connection is made (a name that is resolved twice could answer twice); without TLS a callback goes to networks
+that the settings name, and nowhere else; redirects are not followed; an answer costs at most LIMIT_S; a receiver that
+is dead holds up `PER_HOST` tries and no other receiver.
 """
 
 import asyncio
@@ -18,14 +19,16 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from functools import partial
+from ipaddress import ip_address
 from typing import Final
+from urllib.parse import urlsplit
 
 import aiohttp
 import structlog
 from standardwebhooks import Webhook
 
-from coordinator.addresses import Network, is_allowed
+from coordinator.addresses import Network, is_allowed, is_named
 from coordinator.ledger.queries import CallbackRow, Queries
 from shared.backoff import JITTER
 from shared.errors import LedgerDownError
@@ -74,7 +77,7 @@ class Callbacks:
     failed: Counter[str] = field(default_factory=Counter)  # tries, by what went wrong
     given_up: int = 0
     _running: dict[asyncio.Task[None], str] = field(default_factory=dict)  # -> host
-    _session: aiohttp.ClientSession | None = None
+    _sessions: dict[str, aiohttp.ClientSession] = field(default_factory=dict)  # by scheme
 
     async def once(self) -> None:
         """Begin what is due; raises LedgerDownError."""
@@ -92,8 +95,8 @@ class Callbacks:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.pop(task, None)
@@ -144,7 +147,7 @@ class Callbacks:
             }
             async with (
                 asyncio.timeout(LIMIT_S),
-                self._open().post(row.url, data=row.body, headers=headers, allow_redirects=False) as answer,
+                self._open(row.url).post(row.url, data=row.body, headers=headers, allow_redirects=False) as answer,
             ):
                 await answer.content.read(_READ_BYTES)
                 asked_s = _seconds(answer.headers.get("Retry-After"), now) if answer.status in _SLOW_DOWN else None
@@ -157,36 +160,38 @@ class Callbacks:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return None, f"broken: {type(error).__name__}: {error}"[:300], None
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
+    def _open(self, url: str) -> aiohttp.ClientSession:
+        scheme = urlsplit(url).scheme
+        if scheme not in self._sessions:
             connector = aiohttp.TCPConnector(
                 limit=AT_ONCE,
                 limit_per_host=PER_HOST,
                 ttl_dns_cache=10,
                 force_close=True,  # a kept connection would have been checked long ago
-                socket_factory=self._socket,
+                socket_factory=partial(self._socket, scheme == "https"),
             )
-            self._session = aiohttp.ClientSession(
+            self._sessions[scheme] = aiohttp.ClientSession(
                 connector=connector, timeout=aiohttp.ClientTimeout(total=LIMIT_S), cookie_jar=aiohttp.DummyCookieJar()
             )
-        return self._session
+        return self._sessions[scheme]
 
-    def _socket(self, where: "aiohttp.AddrInfoType") -> socket.socket:
+    def _socket(self, tls: bool, where: "aiohttp.AddrInfoType") -> socket.socket:  # noqa: FBT001 - see partial
         """Make the socket for the very address that is connected to, or refuse to."""
         family, kind, protocol, _, address = where
         found = ip_address(str(address[0]).partition("%")[0])
         if not is_allowed(found, self.allowed):
-            raise RefusedAddressError(found)
+            msg = f"{found} is not a public address, and callback_allow does not name it"
+            raise RefusedAddressError(msg)
+        if not tls and not is_named(found, self.allowed):
+            msg = f"{found} would be told without TLS, and callback_allow does not name it"
+            raise RefusedAddressError(msg)
         made = socket.socket(family, kind, protocol)
         made.setblocking(False)
         return made
 
 
 class RefusedAddressError(OSError):
-    """An address that is not public, and not allowed."""
-
-    def __init__(self, address: IPv4Address | IPv6Address) -> None:
-        super().__init__(f"{address} is not a public address, and callback_allow does not name it")
+    """An address that no callback may go to."""
 
 
 def _fault_of(status: int) -> str | None:

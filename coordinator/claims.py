@@ -79,7 +79,6 @@ class Claims:
         if isinstance(answer, Grant):
             self.granted += 1
             self.dispatcher.claimed(lane)
-            _log.info("claim granted", job_id=str(asked.job_id), epoch=answer.epoch, worker=worker)
             reach(Failpoint.GRANT_UNANSWERED)
             await self._answer(message, self._granted(command, answer, lane))
         else:

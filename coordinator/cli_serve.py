@@ -221,7 +221,7 @@ def _settings(config: Path | None, **flags: Any) -> "CoordinatorSettings":
     try:
         settings = CoordinatorSettings.load(config, **flags)
     except ValueError as error:
-        if type(error).__name__ == "ValidationError":
+        if type(error).__name__ in ("ValidationError", "SettingsError"):
             raise
         msg = f"--config {config}: {error}"  # a TOML file that does not parse
         raise ConfigurationError(msg) from None

@@ -16,10 +16,7 @@ from shared.client import (
     HeartbeatLine,
     JobLine,
     JobView,
-    LaneLine,
     PredictedFinish,
-    UndeliveredLine,
-    WorkerLine,
 )
 
 STATE_STYLE = {
@@ -31,6 +28,8 @@ STATE_STYLE = {
     "awaiting_review": "magenta",
 }
 _KIB = 1024
+_WIDE = 120
+_MORE = ("EPOCH>", "STAGE", "LIKELY DONE", "KEY")  # of a job, where there are so many columns
 _PIPE_WIDTH = 200
 """Columns where there is no terminal to ask: nothing is cut for grep."""
 
@@ -62,21 +61,22 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def jobs(found: Sequence[JobLine]) -> None:
-    """Print a list of jobs."""
-    made = table("ID", "KIND", "STATE", "WORKER", "EPOCH>", "STAGE", "TIME>", "LIKELY DONE", "KEY")
+    """Print a list of jobs; on a narrow terminal with less about each, so that ids stand whole."""
+    out = console()
+    is_wide = out.width >= _WIDE
+    made = table("ID", "KIND", "STATE", "WORKER", "TIME>", *(_MORE if is_wide else ()))
+    made.columns[0].no_wrap = True
     for job in found:
-        made.add_row(
-            str(job.id),
-            escape(job.kind if job.model is None else f"{job.kind} ({job.model})"),
-            state(job.state),
-            escape(job.worker or "-"),
+        model = f" ({job.model})" if job.model is not None and is_wide else ""
+        less = [str(job.id), escape(job.kind + model), state(job.state), escape(job.worker or "-")]
+        more = [
             str(job.epoch),
             stage(job),
-            seconds(job.duration_s),
             moment(job.predicted_finish.median) if job.predicted_finish else "-",
             escape(job.key or "-"),
-        )
-    console().print(made)
+        ]
+        made.add_row(*less, seconds(job.duration_s), *(more if is_wide else ()))
+    out.print(made)
 
 
 def job(found: JobView, beats: Sequence[HeartbeatLine] = ()) -> None:
@@ -113,9 +113,9 @@ def job(found: JobView, beats: Sequence[HeartbeatLine] = ()) -> None:
     if found.callbacks:
         out.print(_callbacks(found.callbacks))
     if found.actions:
-        done = table("AT", "WHO", "DID", title="\nwhat people did")
+        done = table("AT", "WHO", "DID", "NOTE", title="\nwhat people did")
         for one in found.actions:
-            done.add_row(moment(one.at), escape(one.actor), escape(one.action))
+            done.add_row(moment(one.at), escape(one.actor), escape(one.action), escape(one.note or ""))
         out.print(done)
     if beats:
         out.print(_beats(beats))
@@ -128,54 +128,6 @@ def job(found: JobView, beats: Sequence[HeartbeatLine] = ()) -> None:
     if isinstance(text, str):
         out.print("\n[bold]text[/bold]")
         out.print(escape(text.rstrip()), soft_wrap=True)
-
-
-def undelivered(found: Sequence[UndeliveredLine]) -> None:
-    """Print callbacks that were given up."""
-    made = table("GIVEN UP", "JOB", "SOURCE", "STATE", "TRIES>", "WHY", "URL")
-    for one in found:
-        what = (moment(one.given_up_at), str(one.job_id), escape(one.source), one.state, str(one.attempts))
-        made.add_row(*what, escape(one.error or "-"), escape(one.url))
-    console().print(made)
-
-
-def workers(found: Sequence[WorkerLine]) -> None:
-    """Print a list of workers."""
-    made = table("WORKER", "STATE", "CAN DO", "HOLDS", "HEARD OF>", "LAST HOUR", "HOST")
-    for worker in found:
-        presence = worker.presence or {}
-        told = presence.get("state", "-") if worker.present else "away"
-        wanted = "" if worker.wanted in ("ready", told) else f" (told: {worker.wanted})"
-        made.add_row(
-            escape(worker.name),
-            escape(f"{told}{wanted}{', set aside' if worker.aside else ''}"),
-            escape(", ".join(capability(one) for one in presence.get("capabilities", [])) or "-"),
-            escape(", ".join(f"{str(h['job_id'])[:13]}… epoch {h['epoch']}" for h in worker.holds) or "-"),
-            "never" if worker.seen_age_s is None else f"{seconds(worker.seen_age_s)} ago",
-            escape(", ".join(f"{n} {outcome}" for outcome, n in sorted(worker.last_hour.items())) or "-"),
-            escape(str(presence.get("host") or "-")),
-        )
-    out = console()
-    out.print(made)
-    for worker in found:
-        for one in worker.aside:
-            out.print(escape(f"set aside: {worker.name} ({one.get('reason')})"), soft_wrap=True)
-
-
-def lanes(found: Sequence[LaneLine]) -> None:
-    """Print a list of lanes."""
-    made = table("LANE", "STATE", "WAITING>", "OFFERED>", "RUNNING>", "OLDEST WAITS>")
-    for lane in found:
-        running = [str(lane.waiting), str(lane.offered), str(lane.processing)]
-        waits = seconds(lane.waits_s) if lane.waits_s and lane.waits_s > 0 else "-"
-        made.add_row(escape(lane.name), "paused" if lane.paused else "open", *running, waits)
-    console().print(made)
-
-
-def capability(one: dict[str, Any]) -> str:
-    """Say what a worker can do: `article (llama3.1:8b)`, or just `image` for any model."""
-    models = [str(model) for model in one.get("models", []) if model != "*"]
-    return f"{one.get('kind')} ({', '.join(models)})" if models else str(one.get("kind"))
 
 
 def state(word: str) -> str:

@@ -34,7 +34,14 @@ class Feed:
             kind = "stage"
         else:
             return
-        body = {"job_id": str(after.id), "type": kind, "epoch": after.epoch, "worker": after.worker, "stage": stage}
+        body = {
+            "job_id": str(after.id),
+            "type": kind,
+            "source": after.source,
+            "epoch": after.epoch,
+            "worker": after.worker,
+            "stage": stage,
+        }
         if not self._events.full():
             self._events.put_nowait((subjects.event(after.id, kind), orjson.dumps(body)))
 

@@ -82,8 +82,6 @@ class Heartbeats:
     async def _answered(self, command: Heartbeat, answer: Answer) -> None:
         if isinstance(answer, Held):
             self.taken += 1
-            if answer.resumed:
-                _log.info("lease resumed", job_id=str(command.job_id), epoch=command.epoch, worker=command.worker)
             return
         assert isinstance(answer, Lost)
         self.lost += 1

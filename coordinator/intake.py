@@ -67,6 +67,14 @@ class Intake:
                 await self._admit(await submissions.take(_BATCH))
 
     async def submit(self, source: str, body: bytes) -> SubmitOutcome:
+        """Admit one submission now, and put a conflict on record; as `take`."""
+        outcome = await self.take(source, body)
+        if outcome.kind == "conflict":
+            with contextlib.suppress(LedgerDownError):  # the caller has its answer in any case
+                await self._record(source, _conflict(parse_submission(body).key, outcome.job_id), body)
+        return outcome
+
+    async def take(self, source: str, body: bytes) -> SubmitOutcome:
         """Admit one submission now; while the ledger is away, leave it in SUBMIT.
 
         Raises BadMessageError with every fault; LedgerDownError when neither the ledger nor NATS can take it.
@@ -117,8 +125,7 @@ class Intake:
             elif isinstance(answer, Exception):
                 await self._refuse(message, command.source, _fault("unstorable", repr(answer)))
             elif self._kind_of(command, answer) == "conflict":
-                text = f"key {command.key!r} was used with other content (job {command.job_id})"
-                await self._refuse(message, command.source, _fault("conflict", text, "key"))
+                await self._refuse(message, command.source, _conflict(command.key, command.job_id))
             else:
                 reach(Failpoint.SUBMISSION_UNSETTLED)
                 await taken(self.bus, message)
@@ -164,7 +171,6 @@ class Intake:
         match answer:
             case Admitted():
                 self.admitted += 1
-                _log.info("job admitted", job_id=str(command.job_id), source=command.source, kind=command.kind)
                 return "created"
             case SameJob():
                 _log.info("submission repeated", job_id=str(command.job_id), source=command.source)
@@ -194,6 +200,11 @@ class Intake:
 
 def _fault(code: str, text: str, name: str = "") -> BadMessageError:
     return BadMessageError(code, [Fault(field=name, message=text)])
+
+
+def _conflict(key: str | None, job_id: uuid.UUID) -> BadMessageError:
+    text = f"key {key!r} was used with other content (job {job_id})"
+    return _fault("conflict", text, "key")
 
 
 def _content_sha256(submission: Submission) -> bytes:

@@ -11,14 +11,10 @@ from enum import IntEnum
 from typing import Protocol
 from uuid import UUID
 
-import structlog
-
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.model import Relane, Withdraw
 from coordinator.ledger.queries import MovableRow, Queries
 from shared.subjects import lane_of
-
-_log = structlog.get_logger()
 
 _MOST_A_ROUND = 500
 
@@ -96,6 +92,5 @@ class Placement:
                 orders.append(Withdraw(job_id=row.id, offered_at=row.offered_at, reason="another model"))
             orders.append(Relane(job_id=row.id, model=model))
             self.moved += 1
-            _log.info("job moved", job_id=str(row.id), lane=row.lane, model=model)
         if orders:
             await self.ledger.do_what_can(orders)

@@ -104,7 +104,6 @@ class PresenceDesk:
         for call, answer in zip(calls, await self.ledger.do_what_can(calls), strict=True):
             if isinstance(answer, Done) and call.epoch is None:
                 self.ghosts += 1
-                _log.warning("ghost lease ended", job_id=str(call.job_id), worker=worker)
 
     async def _reply(self, worker: str, presence: wire.Presence) -> dict[str, object]:
         offers = []

@@ -83,10 +83,4 @@ class Reaper:
 
     async def _each(self, commands: Sequence[Command]) -> int:
         """Carry commands out, and return how many did something. One that can't be does not stop the others."""
-        done = 0
-        for command, answer in zip(commands, await self.ledger.do_what_can(commands), strict=True):
-            if isinstance(answer, Done):
-                done += 1
-                if isinstance(command, Expire):
-                    _log.info("lease expired", job_id=str(command.job_id))
-        return done
+        return sum(isinstance(answer, Done) for answer in await self.ledger.do_what_can(commands))

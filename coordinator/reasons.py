@@ -6,14 +6,23 @@ asks for the job that it shows.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from coordinator.ledger.queries import WorkerRow
-from coordinator.workers import Directory
+from coordinator.workers import Directory, serves
 from shared import subjects
 from shared.states import AttemptOutcome, ErrorClass, JobState, WorkerState
 
 _MOST_ATTEMPTS = 10
+
+
+class Wait(NamedTuple):
+    """Why the jobs of a lane wait."""
+
+    kind: Literal["paused", "not_due", "starts", "busy", "nobody"]
+    text: str
+
+
 _THEN: dict[str, str] = {ErrorClass.ELSEWHERE: "it can't", ErrorClass.PERMANENT: "the job's own fault"}
 _OFFERS = ("nobody offers it", "who offers it is away or not ready", "offered by one who is ready")
 
@@ -35,6 +44,35 @@ class Reasons:
         lines += [f"set aside: {one.worker} ({one.reason})" for one in aside]
         return [*lines, self._waits(job)]
 
+    def of_lane(self, lane: Mapping[str, Any]) -> Wait | None:
+        """Return why the jobs of a lane wait, as `views.lanes` returns it; None if none does."""
+        if not lane["waiting"] and not lane["offered"]:
+            return None
+        if lane["paused"]:
+            return Wait("paused", "the lane is paused")
+        if not lane["due"] and not lane["offered"]:
+            return Wait("not_due", f"none is due for {ago(lane['due_in_s'])}")
+        stand = self._standing(lane["name"])
+        if free := [name for name, how in stand.items() if how == "free"]:
+            return Wait("starts", f"about to start; free: {', '.join(free)}")
+        if busy := [name for name, how in stand.items() if how == "busy"]:
+            return Wait("busy", f"all busy: {', '.join(busy)}")
+        return Wait("nobody", f"no capable worker is there; known: {_known(stand)}")
+
+    def of_worker(self, name: str, with_work: frozenset[str]) -> list[str]:
+        """Return why a worker gets nothing, while there is work in these lanes; empty: nothing stands in the way."""
+        row = self.directory.rows.get(name)
+        if row is None or row.presence is None:
+            return ["never announced itself"]
+        how = self._stand(row, "")
+        if how not in ("free", "busy"):
+            return [how]
+        aside = self.directory.aside_of(name)
+        lines = [f"set aside in {one['lane']}: {one['reason']}; back in {ago(one['back_in_s'])}" for one in aside]
+        if how == "busy" or any(serves(row.presence, lane) for lane in with_work - {one["lane"] for one in aside}):
+            return lines
+        return [*lines, "no lane that it serves has work"]
+
     def _model(self, job: Mapping[str, Any]) -> list[str]:
         models = job["models"] or ()
         standing = self.directory.standing
@@ -50,15 +88,17 @@ class Reasons:
             return f"waits: due in {ago(due_in_s)}"
         if self.is_paused(lane):
             return f"waits: {lane} is paused"
-        rows = [self.directory.rows[name] for name in sorted(self.directory.capable(lane) - excluded)]
-        stand = {row.name: self._stand(row, lane) for row in rows}
+        stand = self._standing(lane, excluded)
         if free := [name for name, how in stand.items() if how == "free"]:
             return f"{'offered' if job['offered_at'] else 'about to be offered'}; free for it: {', '.join(free)}"
         if busy := [name for name, how in stand.items() if how == "busy"]:
             return f"waits: who may take it is busy: {', '.join(busy)}"
-        known = ", ".join(f"{name} ({how})" for name, how in stand.items())
         besides = " but those excluded" if excluded else ""
-        return f"waits: no present worker{besides} serves {lane}; known: {known or 'none'}"
+        return f"waits: no present worker{besides} serves {lane}; known: {_known(stand)}"
+
+    def _standing(self, lane: str, excluded: frozenset[str] = frozenset()) -> dict[str, str]:
+        names = sorted(self.directory.capable(lane) - excluded)
+        return {name: self._stand(self.directory.rows[name], lane) for name in names}
 
     def _stand(self, row: WorkerRow, lane: str) -> str:
         presence = row.presence
@@ -74,6 +114,10 @@ class Reasons:
         if self.directory.is_aside(row.name, lane):
             return "set aside"
         return "free" if presence.slots > len(presence.busy) else "busy"
+
+
+def _known(stand: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({how})" for name, how in stand.items()) or "none"
 
 
 def _attempt(attempt: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from shared import wire
 from shared.bus import Bus, Message
 from shared.errors import LedgerDownError
 from shared.failpoints import Failpoint, reach
+from shared.states import Verdict
 from shared.streams import REPORTS
 from shared.text import has_nul
 
@@ -73,15 +74,16 @@ class Reports:
             else:
                 assert isinstance(answer, Judged)
                 self.judged += 1
-                _log.info(
-                    "report judged",
-                    job_id=str(command.job_id),
-                    epoch=command.report.epoch,
-                    worker=command.worker,
-                    outcome=str(command.report.outcome),
-                    verdict=str(answer.verdict),
-                    reason=answer.reason,
-                )
+                if answer.verdict is not Verdict.ACCEPTED:  # an accepted one is the attempt's line
+                    _log.info(
+                        "report judged",
+                        job_id=str(command.job_id),
+                        epoch=command.report.epoch,
+                        worker=command.worker,
+                        outcome=str(command.report.outcome),
+                        verdict=str(answer.verdict),
+                        reason=answer.reason,
+                    )
                 reach(Failpoint.REPORT_UNSETTLED)
                 await taken(self.bus, message)
 

@@ -4,7 +4,7 @@ A job stays marked until JetStream has acknowledged its message; `Nats-Msg-Id` m
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -30,8 +30,9 @@ class Results:
     bus: Bus
     queries: Queries
     base_url: str  # of the artifacts' addresses
+    publishing: Collection[str] = ()  # sources with a site where their results are published
     published: int = 0
-    on_marked: Callable[[], None] = lambda: None  # callbacks may have begun; set by the composition
+    on_marked: Callable[[], None] = lambda: None  # callbacks and publications may have begun; set by the composition
     _sources: set[str] = field(default_factory=set)  # whose consumers are known to exist
 
     def forget(self) -> None:
@@ -53,7 +54,7 @@ class Results:
             acknowledged = [row for row, error in zip(rows, done, strict=True) if error is None]
             if acknowledged:
                 reach(Failpoint.RESULT_UNMARKED)
-                await self.queries.mark_published([self._marked(row) for row in acknowledged])
+                await self.queries.mark_published([self._marked(row) for row in acknowledged], self.publishing)
                 self.published += len(acknowledged)
                 self.on_marked()
             for error in done:

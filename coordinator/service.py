@@ -23,6 +23,7 @@ from coordinator.artifacts import ArtifactStore
 from coordinator.callback_secrets import CallbackSecrets
 from coordinator.callbacks import Callbacks
 from coordinator.claims import Claims
+from coordinator.decision_log import log_decided
 from coordinator.departures import ROUND_S as DEPARTURES_S
 from coordinator.departures import Departures
 from coordinator.dispatcher import Dispatcher
@@ -30,15 +31,22 @@ from coordinator.doors import Doors
 from coordinator.effects import Effects
 from coordinator.feed import Feed
 from coordinator.heartbeats import Heartbeats
+from coordinator.hooks.config import load_if
+from coordinator.hooks.hooks import Hooks, sites_of
 from coordinator.intake import Intake
 from coordinator.lanes import LaneConsumers
 from coordinator.ledger.database import open_pool
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.migrate import migrate
+from coordinator.ledger.publications import Publications
 from coordinator.ledger.queries import Queries
+from coordinator.log_lines import LogLines
+from coordinator.metrics import Metrics
+from coordinator.metrics_state import worker_states
 from coordinator.outlook import Outlook
 from coordinator.placement import Placement
 from coordinator.presence import PresenceDesk
+from coordinator.publishing.publisher import Publisher
 from coordinator.reaper import Reaper
 from coordinator.reasons import Reasons
 from coordinator.reconciler import Reconciler
@@ -49,8 +57,10 @@ from coordinator.sweeper import Sweeper
 from coordinator.upload_tokens import UploadTokens
 from coordinator.web.access import Access, AccessToken, Role, check_listen
 from coordinator.web.app import Runner, WebContext, make_app, serve
+from coordinator.web.live_hub import Live
+from coordinator.web.sessions import session_key
 from coordinator.workers import Directory
-from shared import subjects
+from shared import log, subjects
 from shared.bus import Bus
 from shared.failpoints import Failpoint, reach
 from shared.loops import Loop
@@ -92,6 +102,7 @@ class Coordinator:
     outlook: Outlook
     placement: Placement
     callbacks: Callbacks
+    publisher: Publisher
     loops: list[Loop]
     doors: Doors
     url: str = ""  # of the HTTP side, once it listens
@@ -125,6 +136,9 @@ class Coordinator:
                 "callbacks_delivered": self.callbacks.delivered,
                 "callbacks_failed": dict(self.callbacks.failed),
                 "callbacks_given_up": self.callbacks.given_up,
+                "publications_done": self.publisher.published,
+                "publications_failed": dict(self.publisher.failed),
+                "publications_given_up": self.publisher.given_up,
                 "effects_lost": self.effects.lost,
                 "mended_missing": self.reconciler.mended.missing,
                 "mended_unrecorded": self.reconciler.mended.unrecorded,
@@ -152,6 +166,8 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     Raises ConfigurationError for settings that can't work, UnreachableError when Postgres can't be reached at start.
     """
     access = _access(settings)
+    sources = load_if(settings.sources_file)
+    settings = settings.model_copy(update={"wordpress": sites_of(sources, settings.wordpress)})
     host, port = _address(settings.http)
     check_listen(host, access)
     dsn = settings.postgres.get_secret_value()
@@ -163,14 +179,37 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         _bus(settings, "coordinator", settings.nats_seed) as bus,
         asyncio.TaskGroup() as tasks,
     ):
+        stack.enter_context(log.kept(settings.log_file, most_bytes=settings.log_file_bytes, files=settings.log_files))
         store = store_of(settings)
         stack.callback(store.close)
         await store.prepare()
         effects, feed = Effects(bus, LaneConsumers(bus, settings.lease_ttl_s), tasks), Feed(bus)
-        async with Ledger(pool, settings.policy(), on_effects=effects.take, on_changes=feed.changed) as ledger:
+        metrics = Metrics()
+        async with Ledger(
+            pool,
+            settings.policy(),
+            on_effects=effects.take,
+            on_changes=feed.changed,
+            on_decided=(log_decided, metrics.decided),
+        ) as ledger:
             seed = settings.nats_watcher_seed
             watcher = await stack.enter_async_context(_bus(settings, "watcher", seed)) if seed else None
-            coordinator = _compose(settings, bus, watcher, ledger, Queries(pool), effects, feed, tokens, store=store)
+            publications = Publications(pool)
+            coordinator = _compose(
+                settings,
+                bus,
+                watcher,
+                ledger,
+                Queries(pool),
+                effects,
+                feed,
+                tokens,
+                store=store,
+                publications=publications,
+            )
+            submit, record = coordinator.intake.take, coordinator.queries.record_rejected_submission
+            hooks = await stack.enter_async_context(Hooks(sources, submit, record))
+            reasons = Reasons(coordinator.directory, coordinator.dispatcher.is_paused)
             context = WebContext(
                 ledger=ledger,
                 pool=pool,
@@ -180,16 +219,26 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
                 tokens=tokens,
                 access=access,
                 submit=coordinator.intake.submit,
+                hooks=hooks,
                 order=_orders(coordinator),
                 pause_lane=_lane_pauses(coordinator),
                 health=coordinator.status,
                 ready=coordinator.unready,
                 predict=coordinator.outlook.tell,
-                why=Reasons(coordinator.directory, coordinator.dispatcher.is_paused).of,
+                why=reasons.of,
+                why_lane=reasons.of_lane,
+                why_idle=reasons.of_worker,
+                live=Live(lambda heard: bus.subscribe(subjects.EVENTS, heard)),
                 aside=coordinator.directory.aside_of,
                 callback_again=_callback_again(coordinator),
+                publish_again=coordinator.publisher.again,
+                check_site=coordinator.publisher.check_now,
                 base_url=settings.public_url,
                 max_artifact_bytes=settings.max_artifact_bytes,
+                log_lines=LogLines(settings.log_file, settings.log_agents).of,
+                metrics=metrics,
+                metrics_open=settings.metrics_open,
+                worker_states=lambda: worker_states(coordinator.directory),
             )
             await coordinator.directory.once()  # custom kinds are known before the first submission
             runner = await serve(make_app(context), host, port)
@@ -199,6 +248,7 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
                 yield coordinator
             finally:
                 await runner.cleanup()
+                await hooks.close()
                 await _stop(coordinator, started)
 
 
@@ -213,6 +263,7 @@ def _compose(
     tokens: UploadTokens,
     *,
     store: ArtifactStore,
+    publications: Publications,
 ) -> Coordinator:
     policy, lanes = settings.policy(), effects.lanes
     directory = Directory(
@@ -225,12 +276,13 @@ def _compose(
         ledger, queries, directory, lambda: bus.connected, settings.window_min, settings.unclaimed_s
     )
     outlook = Outlook(queries, directory, dispatcher)
-    results = Results(bus, queries, "")
+    results = Results(bus, queries, "", frozenset(settings.wordpress))
     reaper = Reaper(bus, ledger, queries)
     sweeper = Sweeper(queries, store, settings.artifacts_grace_s)
     placement = Placement(ledger, queries, directory.standing, dispatcher.known)
     secrets = CallbackSecrets.load_or_create(settings.secrets / "callback.key", settings.callback_secrets)
     callbacks = Callbacks(queries, secrets.of, settings.callback_allow)
+    publisher = Publisher(publications, store, settings.wordpress)
     departures = None
     if watcher is not None:
         departures = Departures(
@@ -260,6 +312,7 @@ def _compose(
         Loop("placement", placement.once, every_s=1.0),
         Loop("results", results.once, every_s=5.0, max_failures=MAX_FAILURES),
         Loop("callbacks", callbacks.once, every_s=5.0),
+        Loop("publisher", publisher.once, every_s=5.0),
         Loop("sweeper", sweeper.once, every_s=settings.sweep_s),  # nobody waits for it: no reason to end or be unready
         Loop("outlook", outlook.once, every_s=settings.forecast_s, max_failures=MAX_FAILURES),
     ]
@@ -274,7 +327,8 @@ def _compose(
     loops.append(Loop("doors", doors.once, every_s=0.5, max_failures=MAX_FAILURES))
     by_name = {loop.name: loop for loop in loops}
     dispatcher.on_wake(by_name["dispatcher"].wake)
-    callbacks.wake = results.on_marked = by_name["callbacks"].wake
+    callbacks.wake, publisher.wake = by_name["callbacks"].wake, by_name["publisher"].wake
+    results.on_marked = _all_of(callbacks.wake, publisher.wake)
     effects.connect(ledger, dispatcher=dispatcher, results=by_name["results"], reconciler=by_name["reconciler"])
     return Coordinator(
         settings=settings,
@@ -298,6 +352,7 @@ def _compose(
         outlook=outlook,
         placement=placement,
         callbacks=callbacks,
+        publisher=publisher,
         loops=loops,
         doors=doors,
     )
@@ -334,6 +389,7 @@ async def _stop(coordinator: Coordinator, started: list[asyncio.Task[None]]) -> 
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     await coordinator.callbacks.close()
+    await coordinator.publisher.close()
     await coordinator.doors.close()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(STOP_S):
@@ -391,7 +447,8 @@ def _bus(settings: CoordinatorSettings, role: str, seed: SecretStr | None) -> Bu
 
 
 def _access(settings: CoordinatorSettings) -> Access:
-    return Access([AccessToken(n.partition(":")[2], Role(n.partition(":")[0]), t) for n, t in settings.tokens.items()])
+    tokens = [AccessToken(n.partition(":")[2], Role(n.partition(":")[0]), t) for n, t in settings.tokens.items()]
+    return Access(tokens, session_key(settings.secrets / "session.key"))
 
 
 def _sources(settings: CoordinatorSettings) -> frozenset[str]:
@@ -424,6 +481,14 @@ def _callback_again(coordinator: Coordinator) -> Callable[[UUID, str], Awaitable
         return armed
 
     return again
+
+
+def _all_of(*calls: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        for one in calls:
+            one()
+
+    return call
 
 
 def _lane_pauses(coordinator: Coordinator) -> Callable[[str, bool, str], Awaitable[None]]:

@@ -14,6 +14,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from coordinator.publishing.config import WordPressSite
 from coordinator.quarantine import Rules
 from shared.errors import ConfigurationError
 from shared.ids import NAME_PATTERN
@@ -56,7 +57,9 @@ class CoordinatorSettings(BaseSettings):
     secrets: Path = Path("data/secrets")  # folder of what the coordinator signs with
     callback_secrets: dict[str, SecretStr] = {}  # source -> whsec_...; the others' is made in `secrets`/callback.key
     callback_allow: frozenset[IPvAnyNetwork] = frozenset()  # networks that are not public and may be called back
+    wordpress: dict[str, WordPressSite] = {}  # source -> the site where its results are published
     max_artifact_bytes: PositiveInt = 512 * 1024 * 1024
+    sources_file: Path | None = None  # which CMS may post to /hooks, and what becomes of it (docs/hooks.md)
     sources: frozenset[str] = frozenset()  # NATS publishers, whose results consumers are made at start
     kinds: frozenset[str] = frozenset()  # custom kinds accepted before an agent advertised them
 
@@ -82,6 +85,11 @@ class CoordinatorSettings(BaseSettings):
 
     json_log: bool = False
     log_level: str = "info"
+    log_file: Path | None = None  # every line goes here too, as JSON; None = to stderr only
+    log_file_bytes: int = Field(default=16 * 1024 * 1024, ge=64 * 1024)  # then it is begun anew
+    log_files: int = Field(default=5, ge=2, le=100)  # how many are kept, the newest included
+    log_agents: Path | None = None  # folder of agents on this machine: their files are searched for a job's lines too
+    metrics_open: bool = False  # /metrics asks nobody on this machine for a token
 
     @field_validator("public_url")
     @classmethod

@@ -10,6 +10,7 @@ started again, a server ends the program. Called by `cli_serve.py` and `demo.py`
 import asyncio
 import contextlib
 import errno
+import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -31,6 +32,9 @@ _log = structlog.get_logger()
 
 SOURCE = "local"
 """The source of everything that is submitted with the folder's publisher token or key."""
+
+SOURCES = "sources.toml"
+"""Which CMS may post to /hooks, if this file is in the folder."""
 
 _READY_S = 20.0
 _AUDITED = ("presence_s", "quarantine_failures", "quarantine_s", "quarantine_most_s")
@@ -116,7 +120,8 @@ async def running_up(plan: Plan) -> AsyncIterator[Up]:
         settings = _settings(plan, data, postgres, nats, tokens)
         coordinator = await stack.enter_async_context(running(settings))
         await _settled(coordinator)
-        agents = LocalAgents(data / "agents", nats.identities.folder / "agents", nats.url, plan.agent_environment)
+        environment = {"TANDEM_AGENT_LOG_FILE": "logs/agent.jsonl", **plan.agent_environment}
+        agents = LocalAgents(data / "agents", nats.identities.folder / "agents", nats.url, environment)
         stack.push_async_callback(agents.stop)
         await LocalAgents.stop_orphans_in(data / "agents")
         for worker in plan.agents:
@@ -177,9 +182,10 @@ def _taken(host: str, port: int, what: str, flag: str) -> ConfigurationError:
 def _settings(
     plan: Plan, data: Path, postgres: EmbeddedPostgres, nats: EmbeddedNats, tokens: Mapping[str, str]
 ) -> CoordinatorSettings:
+    found = data / SOURCES
     return CoordinatorSettings.load(
         None,
-        **plan.coordinator,
+        **{"sources_file": found if found.exists() else None, **_logs(data), **plan.coordinator},
         postgres=SecretStr(postgres.dsn),
         nats=nats.url,
         nats_seed=SecretStr(nats.identities.coordinator),
@@ -195,6 +201,12 @@ def _settings(
         secrets=data / "secrets",
         sources=frozenset({SOURCE}),
     )
+
+
+def _logs(data: Path) -> dict[str, Path]:
+    """Return where the coordinator logs to, and where its agents' logs lie, unless the environment says so."""
+    known = {"log_file": data / "logs" / "coordinator.jsonl", "log_agents": data / "agents"}
+    return {name: path for name, path in known.items() if f"TANDEM_{name.upper()}" not in os.environ}
 
 
 async def _settled(coordinator: Coordinator) -> None:

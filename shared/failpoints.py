@@ -51,6 +51,10 @@ class Failpoint(StrEnum):
     RESULT_UNMARKED = "result-unmarked"  # the result published | marked as published
     CALLBACK_UNSENT = "callback-unsent"  # a callback's try taken | posted
     CALLBACK_UNNOTED = "callback-unnoted"  # posted and answered | noted
+    MEDIA_UNSENT = "media-unsent"  # an image looked for on its site | uploaded
+    MEDIA_UNSTORED = "media-unstored"  # an image uploaded, or found | its id stored
+    POST_UNSENT = "post-unsent"  # the images' ids stored | the post updated
+    POST_UNNOTED = "post-unnoted"  # the post updated | noted
     # ---- the coordinator: after NATS lost its disk, and an operator's orders
     LOSS_NOTED = "loss-noted"  # results marked to go out again | RESULTS made anew
     STREAM_MADE = "stream-made"  # one stream made | the next one

@@ -39,6 +39,7 @@ class Loop:
     max_failures: int | None = None
     failures: int = 0
     rounds: int = 0
+    failed: int = 0  # rounds, in all; `failures` are those in a row
     last_error: str | None = None
     _wakened: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -72,10 +73,11 @@ class Loop:
 
     def _failed(self, error: Exception) -> None:
         self.failures += 1
+        self.failed += 1
         self.last_error = f"{type(error).__name__}: {error}"
         if worth_a_line(self.failures):
             _log.warning("loop failed", loop=self.name, failures=self.failures, error=self.last_error)
 
     def status(self) -> dict[str, object]:
         """Return what /status shows of this loop."""
-        return {"rounds": self.rounds, "failures": self.failures, "last_error": self.last_error}
+        return {"rounds": self.rounds, "failed": self.failed, "failures": self.failures, "last_error": self.last_error}

@@ -14,6 +14,7 @@ CLAIM = "tandem.claim.*"
 LEASE = "tandem.lease.*"
 PRESENCE = "tandem.presence.*"
 HEARTBEATS = "$JS.ACK.WORK.>"
+EVENTS = "tandem.event.>"
 COORDINATORS = "coordinators"
 """The queue group in which the coordinators share claims, lease questions, presence and heartbeats."""
 

@@ -17,6 +17,7 @@ from coordinator.ledger.model import (
     Answer,
     Attempt,
     Command,
+    Decided,
     Decision,
     Effect,
     FileReport,
@@ -31,8 +32,6 @@ from shared.lease import Policy
 
 _MAX_EPOCH = 2**31 - 1
 
-Change = tuple[Job | None, Job]
-
 
 @dataclass(slots=True)
 class Committed:
@@ -40,7 +39,7 @@ class Committed:
 
     answers: list[Answer | None]  # None: decide again; another coordinator admitted that job meanwhile
     effects: list[Effect] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
+    decided: list[Decided] = field(default_factory=list)
 
 
 async def carry_out(
@@ -72,19 +71,19 @@ async def _in_transaction(
     now, tracked = await _locked(connection, commands)
     commands = await _with_uploads(connection, commands)
     decisions = []
-    changes: list[Change | None] = []
+    befores: list[Job | None] = []
     for command in commands:
         job = tracked[command.job_id]
         before = job.job
         decision = decide(before, command, now, policy)
         job.take(command, decision)
         decisions.append(decision)
-        changes.append(None if decision.job is None or decision.job is before else (before, decision.job))
+        befores.append(before)
     new_lanes = {t.job.lane for t in tracked.values() if t.job is not None and t.placed} - lanes
     missed = await write(connection, tracked.values(), new_lanes, now)
     payloads = await _payloads(connection, commands, decisions)
     committed = Committed([])
-    for command, decision, change in zip(commands, decisions, changes, strict=True):
+    for command, decision, before in zip(commands, decisions, befores, strict=True):
         if command.job_id in missed:
             committed.answers.append(None)
             continue
@@ -93,8 +92,7 @@ async def _in_transaction(
             answer = replace(answer, payload=payloads[command.job_id])
         committed.answers.append(answer)
         committed.effects += decision.effects
-        if change is not None:
-            committed.changes.append(change)
+        committed.decided.append(Decided(command, before, decision.job, answer))
     return committed, new_lanes
 
 

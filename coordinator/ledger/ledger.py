@@ -23,7 +23,7 @@ import structlog
 
 from coordinator.ledger.batch import Committed, carry_out
 from coordinator.ledger.database import CONNECT_S, down, is_away, open_pool
-from coordinator.ledger.model import Answer, Command, Effect, Job
+from coordinator.ledger.model import Answer, Command, Decided, Effect, Job
 from shared.errors import LedgerDownError
 from shared.failpoints import Failpoint, reach
 from shared.lease import Policy
@@ -96,16 +96,19 @@ class Ledger:
         *,
         on_effects: Callable[[Sequence[Effect]], None],
         on_changes: Callable[[Job | None, Job], None] | None = None,
+        on_decided: Sequence[Callable[[Sequence[Decided], float], None]] = (),
         batch: int = 500,
         waiting: int = 10_000,
     ) -> None:
-        """`on_effects` and then `on_changes` (job before, job after) are called after each commit, on the loop; they
-        must not block. `waiting`: more commands than this make their callers wait.
+        """`on_effects`, then `on_changes` (job before, job after), then `on_decided` (all of a commit, the seconds that
+        it took) are called after each commit, on the loop; they must not block. `waiting`: more commands than this make
+        their callers wait.
         """
         self._given = pool_or_dsn
         self._policy = policy
         self._on_effects = on_effects
         self._on_changes = on_changes
+        self._on_decided = on_decided
         self._batch = batch
         self._queue: asyncio.Queue[_Item | None] = asyncio.Queue(waiting)
         self._pool: asyncpg.Pool | None = None
@@ -253,8 +256,9 @@ class Ledger:
             else:
                 self._away = 0
                 self._counts.batches += 1
-                self._counts.last_commit_ms = (time.perf_counter() - started) * 1000
-                items = self._answered(items, committed)
+                took_s = time.perf_counter() - started
+                self._counts.last_commit_ms = took_s * 1000
+                items = self._answered(items, committed, took_s)
         return None
 
     async def _failed(self, items: list[_Item], error: Exception) -> None:
@@ -275,7 +279,7 @@ class Ledger:
             for item in items:
                 await self._carry_out([item])
 
-    def _answered(self, items: list[_Item], committed: Committed) -> list[_Item]:
+    def _answered(self, items: list[_Item], committed: Committed, took_s: float) -> list[_Item]:
         """Answer the callers, then hand on what changed and what must be done; returns those to decide again."""
         reach(Failpoint.COMMIT_UNHEARD)
         again = []
@@ -290,8 +294,11 @@ class Ledger:
             if committed.effects:
                 self._on_effects(committed.effects)
             if self._on_changes is not None:
-                for before, after in committed.changes:
-                    self._on_changes(before, after)
+                for _, before, after, _ in committed.decided:
+                    if after is not None and after is not before:
+                        self._on_changes(before, after)
+            for hear in self._on_decided:
+                hear(committed.decided, took_s)
         except Exception as error:  # noqa: BLE001 - it is committed: the reconciler does what was missed
             self._counts.callback_failures += 1
             _log.error("effects not handed on", error=repr(error))

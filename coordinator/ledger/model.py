@@ -69,6 +69,7 @@ class Job(NamedTuple):
     finished_at: datetime | None = None  # set exactly while settled
     error: dict[str, Any] | None = None  # why it failed
     models: tuple[str, ...] = ()  # in order of preference, `model` among them; empty = there is no choice
+    priority: int = 1  # shared.states.PRIORITY_RANK
     last: Attempt | None = None  # the attempt of `epoch`; None before the first claim
 
 
@@ -220,6 +221,7 @@ class Cancel:
 
     job_id: UUID
     actor: str
+    note: str | None = None  # why, in the person's words; so in those below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +230,7 @@ class Retry:
 
     job_id: UUID
     actor: str
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +239,7 @@ class Approve:
 
     job_id: UUID
     actor: str
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +249,17 @@ class Reject:
     job_id: UUID
     actor: str
     again: bool  # run it again, else cancel it
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prioritize:
+    """A person moves a job forward or back in the backlog."""
+
+    job_id: UUID
+    actor: str
+    priority: int  # shared.states.PRIORITY_RANK
+    note: str | None = None
 
 
 Command = (
@@ -265,6 +280,7 @@ Command = (
     | Retry
     | Approve
     | Reject
+    | Prioritize
 )
 
 # ---------------------------------------------------------------------------------------------------------- answers
@@ -466,6 +482,7 @@ class Action:
     actor: str
     action: str
     at: datetime
+    note: str | None = None  # why, in the person's words
 
 
 Record = Beat | Outcome | Refused | Action
@@ -479,3 +496,12 @@ class Decision(NamedTuple):
     effects: tuple[Effect, ...] = ()
     records: tuple[Record, ...] = ()
     closed: tuple[Attempt, ...] = ()  # attempts of older epochs that ended here
+
+
+class Decided(NamedTuple):
+    """A command once it is committed: the job before and after it (the same object: nothing changed), the answer."""
+
+    command: Command
+    before: Job | None
+    after: Job | None
+    answer: Answer

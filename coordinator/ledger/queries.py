@@ -287,12 +287,15 @@ class Queries:
         rows = await self._all("unpublished", limit)
         return [UnpublishedRow(**{**row, "state": JobState(row["state"])}) for row in rows]
 
-    async def mark_published(self, sent: Sequence[tuple[UUID, int, str, str, bytes]]) -> None:
+    async def mark_published(
+        self, sent: Sequence[tuple[UUID, int, str, str, bytes]], publishing: Iterable[str] = ()
+    ) -> None:
         """Note that RESULTS has these, and have their callbacks begin; one that has moved on since stays to go out.
 
-        Each is job, epoch, state, the callback's host and body; both empty where there is no `callback_url`.
+        Each is job, epoch, state, the callback's host and body; both empty where there is no `callback_url`. What the
+        sources `publishing` have completed begins to be published (`publications.py`).
         """
-        await self._all("mark_published", *([row[column] for row in sent] for column in range(5)))
+        await self._all("mark_published", *([row[column] for row in sent] for column in range(5)), list(publishing))
 
     # ---- callbacks
 

@@ -35,6 +35,7 @@ job_columns = attrgetter(
     "excluded",
     "model",
     "lane",
+    "priority",
     "offered_at",
     "offered_seq",
     "spent_seq",
@@ -109,6 +110,7 @@ def job_of(row: Mapping[str, Any], last: Attempt | None) -> Job:
         finished_at=row["finished_at"],
         error=row["error"],
         models=tuple(row["models"] or ()),
+        priority=row["priority"],
         last=last,
     )
 
@@ -144,7 +146,7 @@ def job_insert_columns(new: Sequence[tuple[Admit, Job]]) -> Columns:
                 job.kind,
                 job.model,
                 job.lane,
-                admit.priority,
+                job.priority,
                 job.state,
                 job.content_sha256,
                 admit.spec,
@@ -166,7 +168,7 @@ def job_insert_columns(new: Sequence[tuple[Admit, Job]]) -> Columns:
 def job_update_columns(writes: Sequence[JobWrite]) -> Columns:
     """Return the columns of job_update.sql."""
     return _columns(
-        23,
+        24,
         (
             (
                 job.id,
@@ -192,6 +194,7 @@ def job_update_columns(writes: Sequence[JobWrite]) -> Columns:
                 job.model,
                 job.lane,
                 _text_array(job.models) if job.models else None,
+                job.priority,
             )
             for write in writes
             for job, report in [(write.job, write.result)]
@@ -267,7 +270,7 @@ def rejected_columns(refused: Sequence[Refused]) -> Columns:
 
 def action_columns(actions: Sequence[tuple[UUID, Action]]) -> Columns:
     """Return the columns of operator_action_insert.sql."""
-    return _columns(5, ((a.at, a.actor, a.action, job_id, "job") for job_id, a in actions))
+    return _columns(6, ((a.at, a.actor, a.action, job_id, "job", a.note) for job_id, a in actions))
 
 
 def kept_report(report: Report) -> dict[str, Any]:

@@ -73,6 +73,8 @@ _PENDING = text("state = 'pending' AND offered_at IS NULL")
 _OFFERED = text("state = 'pending' AND offered_at IS NOT NULL")
 _PROCESSING = text("state = 'processing'")
 _CHOICES = text("state = 'pending' AND models IS NOT NULL")
+_AT_ONCE: dict[str, Any] = {"postgresql_using": "gin", "postgresql_with": {"fastupdate": "off"}}
+_ERROR_WORDS = "to_tsvector('simple', ((error ->> 'code') || ' ') || (error ->> 'message'))"
 _REFUSED = text("state = 'pending' AND models IS NOT NULL AND excluded <> '{}'")
 
 
@@ -113,8 +115,19 @@ class JobTable(SQLModel, table=True):
         Index(  # the forecast's
             "job_done", "lane", text("finished_at DESC"), postgresql_where=text("result_epoch IS NOT NULL")
         ),
+        Index("job_failed", text("finished_at DESC"), "id", postgresql_where=text("state = 'failed'")),
         Index("job_list", text("created_at DESC"), "id"),
-        Index("job_list_by_state", "state", text("created_at DESC"), "id"),
+        Index("job_list_by_lane", "lane", "state", text("created_at DESC"), "id"),
+        # What people search by, beside the order of the list (job_list.py). GIN without a pending list: one commit in
+        # thousands would pay for all of them.
+        Index(
+            "job_key",
+            "key",
+            postgresql_where=text("key IS NOT NULL"),
+            postgresql_ops={"key": "text_pattern_ops"},
+        ),
+        Index("job_labels", "labels", postgresql_where=text("labels <> '{}'"), **_AT_ONCE),
+        Index("job_error", text(_ERROR_WORDS), postgresql_where=text("error IS NOT NULL"), **_AT_ONCE),
     )
 
     id: UUID = Field(sa_column=_key(_UUID))
@@ -328,6 +341,44 @@ class CallbackTable(SQLModel, table=True):
     error: str | None = Field(sa_column=_may(Text))  # why the last try failed
 
 
+class PublicationTable(SQLModel, table=True):
+    """A completed job that is published in its source's CMS, and how far that is."""
+
+    __tablename__ = "publication"
+    __table_args__ = (
+        _check("num_nonnulls(next_at, published_at, failed_at) = 1", "publication_one_end"),
+        Index("publication_due", "next_at", postgresql_where=text("next_at IS NOT NULL")),
+        Index("publication_undone", text("since DESC"), "job_id", postgresql_where=text("published_at IS NULL")),
+        Index("publication_of_post", "source", "post", "kind", "asked_at"),
+    )
+
+    job_id: UUID = Field(sa_column=_key(_UUID))
+    epoch: int = Field(sa_column=_key(Integer))
+    source: str = Field(sa_column=_must(Text))
+    kind: str = Field(sa_column=_must(Text))
+    post: str | None = Field(sa_column=_may(Text))  # the label wordpress_post
+    asked_at: datetime = Field(sa_column=_must(_INSTANT))  # of the job: an older one never overwrites a newer one
+    since: datetime = Field(sa_column=_must(_INSTANT))  # of the first try, or of the first since a person's "again"
+    attempts: int = Field(sa_column=_must(Integer, "0"))
+    next_at: datetime | None = Field(sa_column=_may(_INSTANT))  # while one tries: when the next may
+    tried_at: datetime | None = Field(sa_column=_may(_INSTANT))
+    published_at: datetime | None = Field(sa_column=_may(_INSTANT))
+    failed_at: datetime | None = Field(sa_column=_may(_INSTANT))
+    error: str | None = Field(sa_column=_may(Text))  # why the last try failed
+    steps: dict[str, Any] = Field(sa_column=_must(JSONB, "'{}'"))  # done already, with the ids that the CMS gave
+
+
+class PausedSiteTable(SQLModel, table=True):
+    """A source whose CMS refuses us as we are: nothing is published there until a check finds it mended."""
+
+    __tablename__ = "paused_site"
+
+    source: str = Field(sa_column=_key(Text))
+    reason: str = Field(sa_column=_must(Text))
+    since: datetime = Field(sa_column=_must(_INSTANT))
+    check_at: datetime = Field(sa_column=_must(_INSTANT))  # when it is asked next
+
+
 class OperatorActionTable(SQLModel, table=True):
     """What a person did."""
 
@@ -343,6 +394,7 @@ class OperatorActionTable(SQLModel, table=True):
     action: str = Field(sa_column=_must(Text))
     job_id: UUID | None = Field(sa_column=_may(_UUID))
     subject: str = Field(sa_column=_must(Text))  # "job", "worker mini", "lane article.any"
+    note: str | None = Field(sa_column=_may(Text))  # why, in the person's words
 
 
 metadata = SQLModel.metadata

@@ -36,6 +36,7 @@ calls it, and writes what it says. Nothing else changes a job.
     not settled, review  Cancel                                                    canceled
     settled              Retry                                                     pending, counters at zero
     awaiting_review      Approve / Reject                                          completed / pending or canceled
+    pending, processing  Prioritize         another priority than it has           that priority, from its next offer on
 
 (* pending, while that epoch is the newest and ended by a lapse only; for heartbeats not by its next process's word.)
 
@@ -86,6 +87,7 @@ from coordinator.ledger.model import (
     Offered,
     Outcome,
     Postpone,
+    Prioritize,
     Record,
     Refused,
     Reject,
@@ -103,6 +105,7 @@ from coordinator.ledger.model import (
 )
 from shared.lease import Policy
 from shared.states import (
+    PRIORITY_NAME,
     SETTLED,
     AttemptOutcome,
     DenyReason,
@@ -158,6 +161,8 @@ def decide(job: Job | None, command: Command, now: datetime, policy: Policy) -> 
             return _approve(job, command, now)
         case Reject():
             return _reject(job, command, now)
+        case Prioritize():
+            return _prioritize(job, command, now)
         case _:
             assert_never(command)
 
@@ -195,6 +200,7 @@ def _admit(job: Job | None, c: Admit, now: datetime) -> Decision:
         run_after=run_after,
         created_at=now,
         models=c.models,
+        priority=c.priority,
     )
     if not c.offer or run_after > now:
         return Decision(new, Admitted(), (Wake(c.lane),))
@@ -663,13 +669,13 @@ def _cancel(job: Job, c: Cancel, now: datetime) -> Decision:
         ended = _ended(job, AttemptOutcome.CANCELED, now, None, None)
         tell = (Tell(_last(job).worker, job.id, job.epoch, LostReason.CANCELED),)
     settled = _settled(ended, JobState.CANCELED, now)
-    return _acted(settled._replace(effects=(*settled.effects, *tell)), c.actor, "cancel", now)
+    return _acted(settled._replace(effects=(*settled.effects, *tell)), c, "cancel", now)
 
 
 def _retry(job: Job, c: Retry, now: datetime) -> Decision:
     if job.state not in SETTLED:
         return Decision(job, Nothing(f"the job is {job.state}"))
-    return _acted(_again(job, now), c.actor, "retry", now)
+    return _acted(_again(job, now), c, "retry", now)
 
 
 def _again(job: Job, now: datetime) -> Decision:
@@ -684,17 +690,30 @@ def _again(job: Job, now: datetime) -> Decision:
 def _approve(job: Job, c: Approve, now: datetime) -> Decision:
     if job.state is not JobState.AWAITING_REVIEW:
         return Decision(job, Nothing(f"the job is {job.state}"))
-    return _acted(_settled(job, JobState.COMPLETED, now), c.actor, "approve", now)
+    return _acted(_settled(job, JobState.COMPLETED, now), c, "approve", now)
 
 
 def _reject(job: Job, c: Reject, now: datetime) -> Decision:
     if job.state is not JobState.AWAITING_REVIEW:
         return Decision(job, Nothing(f"the job is {job.state}"))
     ended = _again(job, now) if c.again else _settled(job, JobState.CANCELED, now)
-    return _acted(ended, c.actor, "reject", now)
+    return _acted(ended, c, "reject", now)
 
 
-def _acted(decision: Decision, actor: str, action: str, now: datetime) -> Decision:
+def _prioritize(job: Job, c: Prioritize, now: datetime) -> Decision:
+    """Change the order in the backlog; an offer that lies in WORK already stays, as there are only a few of them."""
+    name = PRIORITY_NAME[c.priority]
+    if job.state in SETTLED:
+        return Decision(job, Nothing(f"the job is {job.state}"))
+    if job.priority == c.priority:
+        return Decision(job, Nothing(f"its priority is {name} already"))
+    wake = (Wake(job.lane),) if job.state is JobState.PENDING and job.offered_at is None else ()
+    return _acted(Decision(job._replace(priority=c.priority), Done(), wake), c, f"priority {name}", now)
+
+
+def _acted(
+    decision: Decision, c: Cancel | Retry | Approve | Reject | Prioritize, action: str, now: datetime
+) -> Decision:
     answer: Answer = Done()
-    records: tuple[Record, ...] = (*decision.records, Action(actor, action, now))
+    records: tuple[Record, ...] = (*decision.records, Action(c.actor, action, now, c.note))
     return decision._replace(answer=answer, records=records)

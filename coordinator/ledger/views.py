@@ -6,57 +6,39 @@ LedgerDownError when Postgres is away.
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import asyncpg
-import orjson
 
+from coordinator.ledger import job_list
 from coordinator.ledger.database import CONNECT_S, fetch, reaching, sql
+from coordinator.ledger.job_list import Cursor, JobFilter, JobPage
 from shared.states import PRIORITY_NAME, JobState
+
+__all__ = ["Cursor", "JobFilter", "JobPage"]
 
 Pool: TypeAlias = asyncpg.Pool
 Row = dict[str, Any]
 
 
-class Cursor(NamedTuple):
-    """A place in the list of jobs: the last one seen."""
-
-    created_at: datetime
-    job_id: UUID
-
-
 _AGES: Final = frozenset({"age_s", "duration_s", "heartbeat_age_s", "seen_age_s", "since_s"})
 """Columns that say how long something has been so: not below zero, also after Postgres's clock was set back."""
 
-_NEWEST: Final = Cursor(datetime(9999, 1, 1, tzinfo=UTC), UUID(int=0))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFilter:
-    """Which jobs to list; None or empty = any. `before` is where the page before ended."""
-
-    source: str | None = None
-    state: str | None = None
-    kind: str | None = None
-    worker: str | None = None  # holds it, or has held it
-    labels: Mapping[str, str] = field(default_factory=dict)  # each of them
-    before: Cursor | None = None
+async def job_page(pool: Pool, wanted: JobFilter, limit: int) -> JobPage:
+    """Return up to `limit` jobs, newest first, without what they are made from and what came out."""
+    rows, following = await job_list.page(pool, wanted, limit)
+    return JobPage([_row(row) for row in rows], following)
 
 
 async def jobs(pool: Pool, wanted: JobFilter, limit: int) -> list[Row]:
-    """Return up to `limit` jobs, newest first, without what they are made from and what came out."""
-    labels = orjson.dumps(dict(wanted.labels)).decode() if wanted.labels else None
-    arguments = [*(wanted.before or _NEWEST), limit, wanted.source, wanted.kind, wanted.worker, labels]
-    if wanted.state is None:
-        return await _rows(pool, "jobs", *arguments)
-    return await _rows(pool, "jobs_by_state", *arguments, wanted.state)
+    """Return the jobs of `job_page`."""
+    return (await job_page(pool, wanted, limit)).rows
 
 
 async def job(pool: Pool, job_id: UUID, source: str | None = None) -> Row | None:
-    """Return a job with its `attempts`, `artifacts`, `callbacks` and `actions`, all at one instant.
+    """Return a job with its `attempts`, `artifacts`, `callbacks`, `publications` and `actions`, all at one instant.
 
     None if `source` has no such job.
     """
@@ -68,6 +50,7 @@ async def job(pool: Pool, job_id: UUID, source: str | None = None) -> Row | None
         row["attempts"] = [_row(r) for r in await connection.fetch(sql("view_attempts"), job_id)]
         row["artifacts"] = [_row(r) for r in await connection.fetch(sql("view_artifacts"), job_id)]
         row["callbacks"] = [_row(r) for r in await connection.fetch(sql("view_callbacks"), job_id)]
+        row["publications"] = [_row(r) for r in await connection.fetch(sql("view_publications"), job_id)]
         row["actions"] = [_row(r) for r in await connection.fetch(sql("view_actions"), job_id)]
         return row
 
@@ -80,6 +63,21 @@ async def callbacks(pool: Pool, job_id: UUID) -> list[Row]:
 async def undelivered(pool: Pool, limit: int, source: str | None = None) -> list[Row]:
     """Return callbacks that were given up, newest first; of one source if it is named."""
     return await _rows(pool, "undelivered", limit, source)
+
+
+async def publications(pool: Pool, job_id: UUID) -> list[Row]:
+    """Return how a job's results are published in its source's CMS, oldest first."""
+    return await _rows(pool, "publications", job_id)
+
+
+async def unpublished(pool: Pool, limit: int, source: str | None = None) -> list[Row]:
+    """Return what is not published in a CMS yet, or failed, newest first; of one source if it is named."""
+    return await _rows(pool, "unpublished", limit, source)
+
+
+async def paused_sites(pool: Pool, source: str | None = None) -> list[Row]:
+    """Return the sources whose CMS refuses us, each with the reason."""
+    return await _rows(pool, "paused_sites", source)
 
 
 async def source_of(pool: Pool, job_id: UUID) -> str | None:
@@ -115,6 +113,16 @@ async def running(pool: Pool, limit: int) -> list[Row]:
     return await _rows(pool, "running", limit)
 
 
+async def failed(pool: Pool, limit: int) -> list[Row]:
+    """Return the jobs that failed last, newest first, each with the `worker` of its last attempt."""
+    return await _rows(pool, "failed", limit)
+
+
+async def throughput(pool: Pool, within_s: float, bucket_s: float) -> list[Row]:
+    """Return how attempts ended lately, by `bucket` (0 = the oldest) and `kind`."""
+    return await _rows(pool, "throughput", within_s, bucket_s)
+
+
 async def workers(pool: Pool, away_after_s: float) -> list[Row]:
     """Return every worker; one that was not heard of for `away_after_s` is not `present`."""
     return await _rows(pool, "workers", away_after_s)
@@ -125,9 +133,19 @@ async def lanes(pool: Pool) -> list[Row]:
     return await _rows(pool, "lanes")
 
 
+async def metrics_jobs(pool: Pool) -> list[Row]:
+    """Return how many jobs are in each lane and state, lanes with work first, and how long the oldest due one waits."""
+    return await _rows(pool, "metrics_jobs")
+
+
 async def rejected_results(pool: Pool, limit: int, source: str | None = None) -> list[Row]:
     """Return the last reports that were not accepted, newest first."""
     return await _rows(pool, "rejected_results", source, limit)
+
+
+async def rejected_of(pool: Pool, job_id: UUID, limit: int) -> list[Row]:
+    """Return the last reports about one job that were not accepted, newest first."""
+    return await _rows(pool, "rejected_of", job_id, limit)
 
 
 async def rejected_submissions(pool: Pool, limit: int, source: str | None = None) -> list[Row]:

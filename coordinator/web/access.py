@@ -1,5 +1,6 @@
 """Who may ask what: bearer tokens with a role, or, with none configured, everyone on this machine and nobody else.
 
+A browser shows its token once (`log_in`) and then a cookie, signed over the token's digest: it ends with the token.
 Pure but for `check_listen`, which resolves a name at start.
 """
 
@@ -7,9 +8,11 @@ import hashlib
 import hmac
 import ipaddress
 import re
+import secrets
 import socket
+import time
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import urlsplit
@@ -22,7 +25,11 @@ from shared.ids import NAME_PATTERN
 LOCAL = "local"
 """The source and actor of everyone on this machine while no token is configured."""
 
+SESSION_S = 7 * 86400.0
+"""A browser shows its token again after so long."""
+
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_SESSION = re.compile(r"(?P<ends_at>[0-9]{1,12})\.(?P<role>[a-z]+)\.(?P<name>[^.]+)\.(?P<seal>[0-9a-f]{64})")
 
 
 class Role(StrEnum):
@@ -66,7 +73,10 @@ class Refusal:
 class Access:
     """Tells who a request comes from. Without tokens: whoever is on this machine is admin."""
 
-    def __init__(self, tokens: Sequence[AccessToken] = ()) -> None:
+    def __init__(
+        self, tokens: Sequence[AccessToken] = (), key: bytes | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`key` signs the sessions; all coordinators of one ledger need the same. None: they end with the process."""
         for token in tokens:
             if not re.fullmatch(NAME_PATTERN, token.name):
                 msg = f"a token's name is a source: {token.name!r} does not match {NAME_PATTERN}"
@@ -78,20 +88,25 @@ class Access:
         if len({digest for digest, _ in self._callers}) < len(self._callers):
             msg = "two tokens have the same secret"
             raise ConfigurationError(msg)
+        self._key = key or secrets.token_bytes(32)
+        self._clock = clock
+        self._ended: dict[str, int] = {}  # sessions that were logged out here, with when they would have ended
 
     @property
     def open(self) -> bool:
         """Whether no token is configured, so that only this machine is let in."""
         return not self._callers
 
-    def identify(self, method: str, headers: Mapping[str, str], remote: str | None) -> Caller | Refusal:
-        """Return who sent a request, or why nobody may.
+    def identify(
+        self, method: str, headers: Mapping[str, str], remote: str | None, session: str | None = None
+    ) -> Caller | Refusal:
+        """Return who sent a request, or why nobody may; `session` counts where no token is presented.
 
         A page of another site can make a browser send requests here. So nothing that changes anything is taken from
         another origin, a password that browsers keep (Basic) only reads, and while there are no tokens the Host must
         name this machine (a foreign name that resolves to it is DNS rebinding).
         """
-        if method not in _SAFE and _is_cross_site(headers):
+        if method not in _SAFE and self.is_cross_site(headers):
             return Refusal(403, "requests from pages of other origins are refused")
         if self.open:
             if not (_is_loopback(remote or "") and _is_loopback(_host_of(headers.get("Host", "")))):
@@ -99,12 +114,58 @@ class Access:
             return Caller(LOCAL, Role.ADMIN)
         presented = _presented(method, headers.get("Authorization", ""))
         if presented is None:
-            return Refusal(401, "a bearer token is needed")
+            return self._in_session(session) or Refusal(401, "a bearer token is needed")
         digest, found = _digest(presented), None
         for known, caller in self._callers:  # all of them, always: the time says nothing
             if hmac.compare_digest(known, digest):
                 found = caller
         return found or Refusal(401, "unknown token")
+
+    @staticmethod
+    def is_cross_site(headers: Mapping[str, str]) -> bool:
+        """Say whether a page of another origin made the browser send this."""
+        origin = headers.get("Origin")
+        try:
+            if origin is not None and urlsplit(origin).netloc != headers.get("Host"):
+                return True
+        except ValueError:  # no URL at all
+            return True
+        return headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+
+    def log_in(self, secret: str) -> tuple[Caller, str] | None:
+        """Return who has this token and a session for it; None if nobody has it."""
+        digest, found = _digest(secret), None
+        for known, caller in self._callers:
+            if hmac.compare_digest(known, digest):
+                ends_at = int(self._clock() + SESSION_S)
+                found = caller, f"{ends_at}.{caller.role}.{caller.name}.{self._seal(caller, known, ends_at)}"
+        return found
+
+    def log_out(self, session: str) -> None:
+        """End a session for this process, whoever has kept its cookie; elsewhere it ends with the cookie."""
+        if self._in_session(session) is None:
+            return
+        now = self._clock()
+        self._ended = {one: ends_at for one, ends_at in self._ended.items() if ends_at >= now}
+        self._ended[session] = int(session.partition(".")[0])
+
+    def form_token(self, session: str | None) -> str:
+        """Return what every form of a session carries, so that a page elsewhere can't make one up."""
+        return hmac.new(self._key, f"form\n{session or ''}".encode(), hashlib.sha256).hexdigest()
+
+    def _in_session(self, session: str | None) -> Caller | None:
+        found = _SESSION.fullmatch(session or "")
+        if found is None or int(found["ends_at"]) < self._clock() or session in self._ended:
+            return None
+        for digest, caller in self._callers:
+            is_named = (found["role"], found["name"]) == (caller.role, caller.name)
+            if is_named and hmac.compare_digest(found["seal"], self._seal(caller, digest, int(found["ends_at"]))):
+                return caller
+        return None
+
+    def _seal(self, caller: Caller, digest: bytes, ends_at: int) -> str:
+        said = f"session\n{ends_at}\n{caller.role}\n{caller.name}\n".encode() + digest
+        return hmac.new(self._key, said, hashlib.sha256).hexdigest()
 
 
 def check_listen(host: str, access: Access) -> None:
@@ -137,16 +198,6 @@ def _presented(method: str, authorization: str) -> str | None:
         except ValueError:
             return None
     return None
-
-
-def _is_cross_site(headers: Mapping[str, str]) -> bool:
-    origin = headers.get("Origin")
-    try:
-        if origin is not None and urlsplit(origin).netloc != headers.get("Host"):
-            return True
-    except ValueError:  # no URL at all
-        return True
-    return headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
 
 
 def _host_of(host: str) -> str:

@@ -9,10 +9,32 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from coordinator.web import downloads, jobs, operations, page, uploads
+from coordinator.web import (
+    downloads,
+    hooks,
+    jobs,
+    live,
+    login,
+    logs,
+    metrics,
+    openapi,
+    operations,
+    page,
+    page_actions,
+    pages_job,
+    pages_jobs,
+    pages_refused,
+    pages_workers,
+    publications,
+    review,
+    submit_form,
+    uploads,
+)
 from coordinator.web.access import Refusal, Role, check_listen
 from coordinator.web.context import Endpoint, WebContext
 from coordinator.web.errors import Handler, JsonServer, RefusedError, errors_as_json
+from coordinator.web.html import errors_as_pages, prepare, static_file, to_log_in, wants_page
+from coordinator.web.sessions import ACCESS, session_of
 
 __all__ = ["Runner", "WebContext", "make_app", "serve"]
 
@@ -32,6 +54,7 @@ _OPERATE = frozenset({Role.ADMIN})
 
 _JOB = "/v1/jobs/{job_id:[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}}"
 _UPLOAD = _JOB.replace("/v1/jobs/", "/v1/uploads/") + r"/{epoch:[0-9]{1,9}}/{name}"
+_JOB_PAGE = _JOB.replace("/v1/jobs/", "/jobs/")
 
 _ROUTES: tuple[tuple[str, str, Endpoint, frozenset[Role]], ...] = (
     ("POST", "/v1/jobs", jobs.submit, _PUBLISH),
@@ -39,25 +62,52 @@ _ROUTES: tuple[tuple[str, str, Endpoint, frozenset[Role]], ...] = (
     ("GET", _JOB, jobs.show, _ALL),
     ("GET", _JOB + "/attempts", jobs.attempts, _ALL),
     ("GET", _JOB + "/heartbeats", jobs.heartbeats, _ALL),
+    ("GET", _JOB + "/logs", logs.of_job, _ALL),
     ("GET", _JOB + "/artifacts/{name}", downloads.download, _ALL),
     ("GET", _JOB + "/callbacks", jobs.callbacks, _ALL),
     ("POST", _JOB + "/callbacks/again", jobs.callback_again, _PUBLISH),
-    ("POST", _JOB + "/{action:cancel|retry|approve|reject}", jobs.act, _PUBLISH),
+    ("GET", _JOB + "/publications", publications.of_job, _ALL),
+    ("POST", _JOB + "/publications/again", publications.again, _PUBLISH),
+    ("POST", _JOB + "/{action:cancel|retry|approve|reject|priority}", jobs.act, _PUBLISH),
     ("GET", "/v1/workers", operations.workers, _READ),
     ("POST", "/v1/workers/{worker}/{order:drain|pause|resume}", operations.order, _OPERATE),
     ("GET", "/v1/lanes", operations.lanes, _READ),
     ("POST", "/v1/lanes/{lane}/{order:pause|resume}", operations.pause_lane, _OPERATE),
     ("GET", "/v1/rejected", operations.rejected, _ALL),
     ("GET", "/v1/callbacks", operations.undelivered, _ALL),
+    ("GET", "/v1/publications", publications.undone, _ALL),
+    ("POST", "/v1/publications/{source}/check", publications.check, _OPERATE),
     ("GET", "/status", operations.status, _READ),
+    ("GET", "/v1/events", live.events, _ALL),
     ("GET", "/", page.overview, _READ),
+    ("GET", "/live/{page}", live.stream, _READ),
+    ("GET", "/live/{page}/{which}", live.stream, _READ),
+    ("POST", "/logout", login.log_out, _ALL),
+    ("GET", "/workers", pages_workers.page, _READ),
+    ("GET", "/workers/{worker}/{order:drain|pause|resume}", pages_workers.ask_worker, _OPERATE),
+    ("POST", "/workers/{worker}/{order:drain|pause|resume}", pages_workers.order_worker, _OPERATE),
+    ("GET", "/lanes/{lane}/{order:pause|resume}", pages_workers.ask_lane, _OPERATE),
+    ("POST", "/lanes/{lane}/{order:pause|resume}", pages_workers.order_lane, _OPERATE),
+    ("GET", "/refused", pages_refused.page, _READ),
+    ("GET", "/jobs", pages_jobs.page, _READ),
+    ("POST", "/jobs/actions", page_actions.act_on_selection, _OPERATE),
+    ("GET", _JOB_PAGE, pages_job.page, _READ),
+    ("POST", _JOB_PAGE + "/{action:cancel|retry|approve|reject|priority}", page_actions.act, _OPERATE),
+    ("POST", _JOB_PAGE + "/callback", page_actions.callback_again, _OPERATE),
+    ("POST", _JOB_PAGE + "/publication", page_actions.publish_again, _OPERATE),
+    ("GET", "/submit", submit_form.show, _OPERATE),
+    ("POST", "/submit", submit_form.submit, _OPERATE),
+    ("GET", "/review", review.page, _READ),
 )
 
 
 def make_app(context: WebContext) -> web.Application:
     """Return the application with every route."""
-    app = web.Application(middlewares=[errors_as_json])
-    app[_CONTEXT] = context
+    prepare()
+    app = web.Application(middlewares=[metrics.noting(context), errors_as_pages(context), errors_as_json])
+    app[_CONTEXT], app[ACCESS] = context, context.access
+    app.on_shutdown.append(lambda _: context.live.close())
+    app.on_cleanup.append(lambda _: context.sparing.close())
     for method, path, endpoint, roles in _ROUTES:
         app.router.add_route(method, path, _guarded(context, endpoint, roles))
         if method == "GET":
@@ -65,7 +115,13 @@ def make_app(context: WebContext) -> web.Application:
     # Probes have no token and learn no more than a word; uploads bring their own token, and are answered before
     # `100 Continue` is.
     app.router.add_get("/healthz", operations.healthz)
+    app.router.add_get("/openapi.json", openapi.endpoint(_ROUTES))
+    app.router.add_get("/metrics", metrics.for_prometheus(context, _guarded(context, metrics.scrape, _READ)))
+    app.router.add_get("/static/{name}", static_file)
+    app.router.add_get("/login", _bound(context, login.show))
+    app.router.add_post("/login", _bound(context, login.log_in))
     app.router.add_get("/readyz", _bound(context, operations.readyz))
+    app.router.add_post("/hooks/{source}", _bound(context, hooks.hook))  # brings its own proof
     app.router.add_put(_UPLOAD, _bound(context, uploads.upload), expect_handler=uploads.expect_later)
     return app
 
@@ -74,12 +130,15 @@ def _guarded(context: WebContext, endpoint: Endpoint, roles: frozenset[Role]) ->
     """Let in only callers with one of these roles."""
 
     async def guarded(request: web.Request) -> web.StreamResponse:
-        caller = context.access.identify(request.method, request.headers, request.remote)
+        caller = context.access.identify(request.method, request.headers, request.remote, session_of(request))
         if isinstance(caller, Refusal):
-            code, headers = "forbidden", {}
-            if caller.status == 401:  # noqa: PLR2004
-                code, headers = "unauthorized", {"WWW-Authenticate": 'Bearer realm="tandem", Basic realm="tandem"'}
-            raise RefusedError(caller.status, code, caller.reason, headers=headers)
+            if caller.status != 401:  # noqa: PLR2004
+                raise RefusedError(caller.status, "forbidden", caller.reason)
+            if wants_page(request):
+                return to_log_in(context, request)
+            ways = "Bearer" if "Sec-Fetch-Mode" in request.headers else "Bearer, Basic"  # a script's: ask no person
+            headers = {"WWW-Authenticate": ", ".join(f'{way} realm="tandem"' for way in ways.split(", "))}
+            raise RefusedError(401, "unauthorized", caller.reason, headers=headers)
         if caller.role not in roles:
             raise RefusedError(403, "forbidden", f"a token with the role {caller.role} does not allow this")
         return await endpoint(context, request, caller)

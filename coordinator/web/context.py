@@ -11,14 +11,19 @@ from uuid import UUID
 from aiohttp import web
 
 from coordinator.artifacts import ArtifactStore
+from coordinator.hooks.hooks import Hooks
 from coordinator.intake import SubmitOutcome
 from coordinator.ledger import views
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.queries import Queries
 from coordinator.ledger.views import Pool
+from coordinator.metrics import Metrics
+from coordinator.reasons import Wait
 from coordinator.upload_tokens import UploadTokens
 from coordinator.web.access import Access, Caller
 from coordinator.web.errors import RefusedError
+from coordinator.web.live_hub import Live
+from shared.errors import LedgerDownError
 from shared.lease import Policy
 from shared.wire import Fault
 
@@ -39,17 +44,58 @@ class Sparing:
         self._clock = clock
         self._asking: dict[str, asyncio.Lock] = {}
         self._known: dict[str, tuple[float, Any]] = {}
+        self._background: dict[str, asyncio.Task[LedgerDownError | None]] = {}
 
-    async def ask(self, name: str, question: Callable[[], Awaitable[_T]]) -> _T:
-        """Return the answer to the question of this name, or one that is recent enough; its errors are not kept."""
+    async def ask(self, name: str, question: Callable[[], Awaitable[_T]], *, good_s: float = 0.0) -> _T:
+        """Return the answer to the question of this name, or one that is recent enough; its errors are not kept.
+
+        `good_s`: that much is recent enough, however quick it is to ask.
+        """
         async with self._asking.setdefault(name, asyncio.Lock()):
             good_until, answer = self._known.get(name, (-math.inf, None))
             asked_at = self._clock()
             if asked_at >= good_until:
                 answer = await question()
                 answered_at = self._clock()
-                self._known[name] = (answered_at + _SPARING * (answered_at - asked_at), answer)
+                self._known[name] = (answered_at + max(good_s, _SPARING * (answered_at - asked_at)), answer)
             return cast(_T, answer)
+
+    async def ask_soon(
+        self, name: str, question: Callable[[], Awaitable[_T]], *, good_s: float = 0.0, patience_s: float = 0.1
+    ) -> _T | None:
+        """Return the answer to the question; if it takes longer than `patience_s`, the one before, or None.
+
+        It goes on being asked, for those who come after.
+        """
+        asking = self._background.get(name)
+        if asking is None or asking.done():
+            asking = asyncio.create_task(self._hide_errors(name, question, good_s), name=f"asking {name}")
+            self._background[name] = asking
+        await asyncio.wait({asking}, timeout=patience_s)
+        error = asking.result() if asking.done() else None
+        if error is not None:
+            raise error
+        return cast(_T | None, self._known.get(name, (0.0, None))[1])
+
+    async def close(self) -> None:
+        """Ask no more."""
+        for asking in self._background.values():
+            asking.cancel()
+        await asyncio.gather(*self._background.values(), return_exceptions=True)
+
+    async def _hide_errors(
+        self, name: str, question: Callable[[], Awaitable[Any]], good_s: float
+    ) -> LedgerDownError | None:
+        """Return the error instead of raising it: nobody may be waiting any more."""
+        try:
+            await self.ask(name, question, good_s=good_s)
+        except LedgerDownError as error:
+            return error
+        return None
+
+    def forget(self, name: str) -> None:
+        """Have the question asked anew: somebody changed what it is about."""
+        self._known.pop(name, None)
 
 
 async def predict_nothing(rows: Sequence[views.Row]) -> None:
@@ -60,6 +106,14 @@ async def predict_nothing(rows: Sequence[views.Row]) -> None:
 
 async def _no_callback(_job_id: UUID, _actor: str) -> bool:
     return False
+
+
+async def _no_site(_source: str) -> bool:
+    return False
+
+
+async def _no_lines(_: UUID, __: int) -> list[dict[str, Any]]:
+    return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +137,17 @@ class WebContext:
     why: Callable[[views.Row], list[str]] = lambda _: []  # of a job with its attempts: why it is where it is
     aside: Callable[[str], list[dict[str, Any]]] = lambda _: []  # of a worker: the lanes that it gets nothing from
     callback_again: Callable[[UUID, str], Awaitable[bool]] = _no_callback  # (job, who says so); False: it has none
+    publish_again: Callable[[UUID, str], Awaitable[bool]] = _no_callback  # (job, who says so); False: not now
+    check_site: Callable[[str], Awaitable[bool]] = _no_site  # (source); False: it is not paused
+    log_lines: Callable[[UUID, int], Awaitable[list[dict[str, Any]]]] = _no_lines  # (job, at most), newest last
+    hooks: Hooks | None = None  # the sources that may post to /hooks; None = none is configured
     base_url: str | None = None  # how readers reach this server; None = as the request at hand did
+    why_lane: Callable[[views.Row], Wait | None] = lambda _: None  # of a lane: why its jobs wait; None: none does
+    why_idle: Callable[[str, frozenset[str]], list[str]] = lambda _, __: []  # (worker, lanes): why it gets none
+    live: Live = field(default_factory=Live)
+    metrics: Metrics = field(default_factory=Metrics)
+    metrics_open: bool = False  # whoever is on this machine may read /metrics without a token
+    worker_states: Callable[[], Mapping[str, int]] = dict  # how many workers are in each state
     sparing: Sparing = field(default_factory=Sparing)  # between the page and the counts of all jobs
 
 

@@ -40,6 +40,12 @@ class RefusedError(TandemError):
         self.status, self.code, self.faults, self.headers = status, code, faults or [], dict(headers or {})
 
 
+class ErrorResponse(web.Response):
+    """An error as programs get it; `error` is for those who show it otherwise."""
+
+    error: Mapping[str, Any]
+
+
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Return a JSON answer; instants in UTC with Z, anything else that JSON has no word for as text."""
     data = orjson.dumps(body, default=str, option=orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS)
@@ -55,7 +61,9 @@ def error_response(
 ) -> web.Response:
     """Return the one form that errors have."""
     error = {"code": code, "message": message, "faults": [f.model_dump() for f in faults or []]}
-    return json_response({"error": error}, status, headers)
+    response = ErrorResponse(body=orjson.dumps({"error": error}), status=status, headers=headers)
+    response.content_type, response.error = "application/json", error
+    return response
 
 
 @web.middleware

@@ -9,15 +9,15 @@ from typing import assert_never
 from uuid import UUID
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from coordinator.artifacts import artifact_url
 from coordinator.ledger import views
-from coordinator.ledger.model import Approve, Cancel, Done, Nothing, Reject, Retry
 from coordinator.ledger.views import Cursor, JobFilter
 from coordinator.web.access import Caller
 from coordinator.web.context import WebContext, bad_query, job_id_of, no_such_job, number_of, query_of
 from coordinator.web.errors import RefusedError, json_response
+from coordinator.web.job_actions import BODIES, ActionBody, action_words, carry_out, command_of
 from shared.errors import LedgerDownError
 from shared.failpoints import Failpoint, reach
 from shared.states import JobState
@@ -27,17 +27,12 @@ from shared.wire import BadMessageError, Fault, faults_of
 _BODY_S = 30.0
 """How long a request's body may take to arrive."""
 
-_MOST_ORDER_BYTES = 4096
+_MOST_ORDER_BYTES = 16 * 1024
 _PAGE, _MOST = 50, 500
 _BEATS, _MOST_BEATS = 200, 5000
 
-
-class _RejectBody(BaseModel):
-    """What `reject` takes: whether the job runs again."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    again: bool = False
+FILTERS = frozenset({"state", "kind", "model", "worker", "label", "text"})
+"""What a query may narrow the list of jobs by."""
 
 
 async def submit(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
@@ -60,14 +55,16 @@ async def submit(context: WebContext, request: web.Request, caller: Caller) -> w
 
 
 async def search(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
-    """List jobs, newest first, a page at a time; `next` is the cursor of the next page, null on the last."""
-    query = query_of(request, frozenset({"state", "kind", "worker", "label", "limit", "cursor"}))
+    """List jobs, newest first, a page at a time; `next` is the cursor of the next page, null on the last.
+
+    A page may be shorter than asked for, and even empty, though there is a next: see `coordinator.ledger.job_list`.
+    """
+    query = query_of(request, FILTERS | {"limit", "cursor"})
     limit = number_of(query, "limit", _PAGE, _MOST)
-    wanted = replace(_filter(query), source=caller.source)
-    rows = await views.jobs(context.pool, wanted, limit + 1)
-    await context.predict(rows[:limit])
-    following = _cursor_text(rows[limit - 1]) if len(rows) > limit else None
-    return json_response({"jobs": rows[:limit], "next": following})
+    wanted = replace(filter_of(query), source=caller.source)
+    page = await views.job_page(context.pool, wanted, limit)
+    await context.predict(page.rows)
+    return json_response({"jobs": page.rows, "next": cursor_text(page.next)})
 
 
 async def show(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
@@ -94,31 +91,15 @@ async def heartbeats(context: WebContext, request: web.Request, caller: Caller) 
 
 
 async def act(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
-    """Cancel, retry, approve or reject; answers with the job as it is then, 409 when it does not apply."""
-    command = _command(request.match_info["action"], job_id_of(request), caller.name, await _again(request))
+    """Cancel, retry, approve, reject or prioritize; answers with the job as it then is, 409 when it does not apply."""
+    action, job_id = request.match_info["action"], job_id_of(request)
+    command = command_of(action, job_id, caller.name, await _order(request, action))
     await _visible(context, request, caller)
-    answer = await context.ledger.do(command)
+    (refused,) = await carry_out(context, [command])
     reach(Failpoint.ACTION_UNANSWERED)
-    match answer:
-        case Done():
-            return json_response(await _view_or_id(context, request, command.job_id))
-        case Nothing(reason):
-            raise RefusedError(409, "does_not_apply", f"can't {request.match_info['action']}: {reason}")
-        case other:
-            msg = f"an operator's command was answered {other!r}"
-            raise TypeError(msg)
-
-
-def _command(action: str, job_id: UUID, actor: str, again: bool) -> Cancel | Retry | Approve | Reject:  # noqa: FBT001
-    match action:
-        case "cancel":
-            return Cancel(job_id=job_id, actor=actor)
-        case "retry":
-            return Retry(job_id=job_id, actor=actor)
-        case "approve":
-            return Approve(job_id=job_id, actor=actor)
-        case _:  # the route lets no other through
-            return Reject(job_id=job_id, actor=actor, again=again)
+    if refused is not None:
+        raise RefusedError(409, "does_not_apply", f"can't {action_words(action)}: {refused}")
+    return json_response(await _view_or_id(context, request, job_id))
 
 
 async def callbacks(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
@@ -136,13 +117,11 @@ async def callback_again(context: WebContext, request: web.Request, caller: Call
     return json_response({"callbacks": await views.callbacks(context.pool, job_id)})
 
 
-async def _again(request: web.Request) -> bool:
-    """Read the body of a `reject`; the other actions have none."""
+async def _order(request: web.Request, action: str) -> ActionBody:
+    """Read the body of an action; none is one that says nothing."""
     body = await _body(request, _MOST_ORDER_BYTES)
-    if request.match_info["action"] != "reject" or not body.strip():
-        return False
     try:
-        return _RejectBody.model_validate_json(body).again
+        return BODIES.get(action, ActionBody).model_validate_json(body if body.strip() else b"{}")
     except ValidationError as error:
         raise BadMessageError("invalid", faults_of(error)) from None
 
@@ -190,7 +169,8 @@ async def _body(request: web.Request, most: int) -> bytes:
     return bytes(body)
 
 
-def _filter(query: dict[str, list[str]]) -> JobFilter:
+def filter_of(query: dict[str, list[str]]) -> JobFilter:
+    """Return the filter that a query names; RefusedError (400) with every fault."""
     faults: list[Fault] = []
     state = query.get("state", [None])[-1]
     if state is not None and state not in frozenset(JobState):
@@ -208,12 +188,18 @@ def _filter(query: dict[str, list[str]]) -> JobFilter:
             faults.append(Fault(field="cursor", message="not a cursor of this list"))
     if faults:
         raise bad_query(faults)
-    kind, worker = query.get("kind", [None])[-1], query.get("worker", [None])[-1]
-    return JobFilter(state=state, kind=kind, worker=worker, labels=labels, before=cursor)
+    kind, model, worker, text = (query.get(name, [None])[-1] for name in ("kind", "model", "worker", "text"))
+    return JobFilter(
+        state=state, kind=kind, model=model, worker=worker, text=text or None, labels=labels, before=cursor
+    )
 
 
-def _cursor_text(row: views.Row) -> str:
-    return base64.urlsafe_b64encode(f"{row['created_at'].isoformat()} {row['id']}".encode()).decode().rstrip("=")
+def cursor_text(cursor: Cursor | None) -> str | None:
+    """Return a cursor as it stands in an address."""
+    if cursor is None:
+        return None
+    plain = f"{cursor.created_at.isoformat()} {cursor.job_id}"
+    return base64.urlsafe_b64encode(plain.encode()).decode().rstrip("=")
 
 
 def _cursor(text: str) -> Cursor | None:

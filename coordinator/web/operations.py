@@ -22,7 +22,7 @@ PROTOCOL = 1
 async def workers(context: WebContext, request: web.Request, _: Caller) -> web.Response:
     """List every worker that was ever heard of, with what it holds."""
     query_of(request, frozenset())
-    return json_response({"workers": await workers_of(context)})
+    return json_response({"workers": await _workers_with_reasons(context)})
 
 
 async def order(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
@@ -38,7 +38,7 @@ async def order(context: WebContext, request: web.Request, caller: Caller) -> we
 async def lanes(context: WebContext, request: web.Request, _: Caller) -> web.Response:
     """List every lane with what is in it."""
     query_of(request, frozenset())
-    return json_response({"lanes": await lanes_of(context)})
+    return json_response({"lanes": await _lanes_with_reasons(context)})
 
 
 async def pause_lane(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
@@ -80,8 +80,8 @@ async def status(context: WebContext, _: web.Request, __: Caller) -> web.Respons
         body["ledger"] = {"up": True, "now": ledger["now"]}
         body["versions"] = {**own_versions(), "postgres": ledger["postgres"], "schema": ledger["schema"]}
         body["jobs"] = await counts_of(context)
-        body["lanes"] = await lanes_of(context)
-        body["workers"] = await workers_of(context)
+        body["lanes"] = await _lanes_with_reasons(context)
+        body["workers"] = await _workers_with_reasons(context)
         running = await views.running(context.pool, _RUNNING)
         await context.predict(running)
         body["running"] = running
@@ -105,6 +105,21 @@ async def workers_of(context: WebContext) -> list[views.Row]:
     """Return every worker, `present` by the policy's presence round."""
     rows = await views.workers(context.pool, MISSED_ROUNDS * context.policy.presence_s)
     return [{**row, "aside": context.aside(row["name"])} for row in rows]
+
+
+async def _lanes_with_reasons(context: WebContext) -> list[views.Row]:
+    """Return every lane, with why its jobs wait."""
+    lanes = await lanes_of(context)
+    waits = [context.why_lane(lane) for lane in lanes]
+    return [{**lane, "why": wait and wait.text} for lane, wait in zip(lanes, waits, strict=True)]
+
+
+async def _workers_with_reasons(context: WebContext) -> list[views.Row]:
+    """Return every worker, with why it gets nothing while there is work."""
+    lanes = await lanes_of(context)
+    with_work = frozenset(lane["name"] for lane in lanes if not lane["paused"] and lane["due"] + lane["offered"])
+    rows = await workers_of(context)
+    return [{**row, "why_idle": [] if row["holds"] else context.why_idle(row["name"], with_work)} for row in rows]
 
 
 @cache

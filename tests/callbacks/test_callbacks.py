@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -16,7 +17,17 @@ from pydantic import SecretStr
 
 from coordinator.addresses import is_allowed, refused_host
 from coordinator.callback_secrets import CallbackSecrets
-from coordinator.callbacks import AT_ONCE, GIVEN_UP_S, PER_HOST, TAKEN_S, _seconds, pause_s
+from coordinator.callbacks import (
+    AT_ONCE,
+    GIVEN_UP_S,
+    PER_HOST,
+    TAKEN_S,
+    Callbacks,
+    RefusedAddressError,
+    _seconds,
+    pause_s,
+)
+from coordinator.ledger.queries import Queries
 from coordinator.service import running
 from shared.errors import ConfigurationError
 from tests.callbacks.receiver import Receiver, hang, receiving, status
@@ -156,8 +167,10 @@ async def test_after_a_day_it_is_given_up_listed_and_sent_again_by_a_person(worl
     await until(world, job_id, "given_up_at")
     async with world.http.get("/v1/callbacks") as answer:
         assert [one["job_id"] for one in (await answer.json())["undelivered"]] == [job_id]
-    async with world.http.get("/") as answer:
-        assert receiver.url in await answer.text()
+    async with world.http.get(f"/jobs/{job_id}") as answer:
+        page = await answer.text()
+    assert receiver.url in page
+    assert "given up" in page
     async with world.http.post(f"/v1/jobs/{job_id}/callbacks/again") as answer:
         assert answer.status == 200
     found = await until(world, job_id, "delivered_at")
@@ -262,6 +275,32 @@ async def test_a_name_that_leads_inside_is_refused_when_the_connection_is_made(
         found = await until(strict, job_id, "next_at")
         assert found["error"] == "address: 127.0.0.1 is not a public address, and callback_allow does not name it"
         assert inside.heard == []
+
+
+@pytest.mark.parametrize(
+    ("url", "networks", "refused"),
+    [
+        ("http://93.184.216.34/", [], "would be told without TLS"),
+        ("https://93.184.216.34/", [], None),
+        ("http://93.184.216.34/", ["93.184.216.0/24"], None),
+        ("http://127.0.0.1/", [], "is not a public address"),
+        ("https://127.0.0.1/", [], "is not a public address"),
+        ("http://127.0.0.1/", ["127.0.0.0/8"], None),
+    ],
+)
+async def test_without_tls_a_callback_goes_only_where_the_settings_say(
+    ledger_pool: Any, url: str, networks: list[str], refused: str | None
+) -> None:
+    callbacks = Callbacks(Queries(ledger_pool), lambda _: "", [ip_network(network) for network in networks])
+    session = callbacks._open(url)
+    make = session.connector._socket_factory
+    where = (socket.AF_INET, socket.SOCK_STREAM, 0, "", (urlsplit(url).hostname, 80))
+    if refused is None:
+        make(where).close()
+    else:
+        with pytest.raises(RefusedAddressError, match=refused):
+            make(where)
+    await callbacks.close()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from coordinator import cli_show
+from coordinator import cli_show_operations
 from coordinator.ledger.queries import Queries
 from coordinator.workers import Directory
 from shared.client import Client
@@ -92,7 +92,7 @@ async def test_who_is_set_aside_is_shown_with_the_reason(world: World, capsys: p
     async with world.http.get("/") as page:
         assert "3 failures in a row in article.any" in await page.text()
     async with Client(world.coordinator.url) as client:
-        cli_show.workers(await client.workers())
+        cli_show_operations.workers(await client.workers())
     printed = capsys.readouterr().out
     assert "ready, set aside" in printed
     assert f"set aside: mini ({shown['reason'].partition(';')[0]}" in printed

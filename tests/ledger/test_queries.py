@@ -338,7 +338,7 @@ HOT = {
     "offers_beyond": (("article.any", ["mini"]), {"job_offered"}),
     "processing_of": (("mini",), {"job_holder"}),
     "held_by_silent": (("mini", "mini-1", datetime(2026, 1, 1, tzinfo=UTC)), {"job_holder"}),
-    "processing_ids": ((), {"job_processing", "job_holder", "job_list_by_state"}),
+    "processing_ids": ((), {"job_processing", "job_holder", "job_list_by_lane"}),
     "unpublished": ((100,), {"job_outbox"}),
     "movable": ((None, ["article.any"], 100), {"job_choices", "job_refused", "job_pkey"}),
 }

@@ -48,6 +48,7 @@ from coordinator.ledger.model import (
     Judged,
     Offer,
     Offered,
+    Prioritize,
     Reject,
     Retry,
     RollCall,
@@ -107,6 +108,7 @@ class Life:
     refused: int = 0
     beats: int = 0
     actions: int = 0
+    priority: int = 1
 
 
 class Ledgers(RuleBasedStateMachine):
@@ -161,6 +163,9 @@ class Ledgers(RuleBasedStateMachine):
                 assert instance == life.process
                 self.spend(life)
             case ((Cancel() | Approve() | Reject()), Done()):
+                life.actions += 1
+            case Prioritize(priority=priority), Done():
+                life.priority = priority
                 life.actions += 1
 
     def spend(self, life: Life) -> None:
@@ -366,6 +371,10 @@ class Ledgers(RuleBasedStateMachine):
     def operate(self, n: int, what: Any, again: bool) -> None:  # noqa: FBT001
         self.do(what(job_id=self.lives[n].id, actor="ann", **({"again": again} if what is Reject else {})))
 
+    @rule(n=job_no, priority=st.integers(0, 3))
+    def prioritize(self, n: int, priority: int) -> None:
+        self.do(Prioritize(job_id=self.lives[n].id, actor="ann", priority=priority))
+
     @rule(seconds=st.sampled_from((1, 15, 60, 91, 700)))
     def time_passes(self, seconds: float) -> None:
         _clock[0] += seconds
@@ -458,6 +467,7 @@ def _check_row(life: Life, job: asyncpg.Record, attempts: list[asyncpg.Record]) 
     assert job["silences"] == lapses.count("worker_silent")
     assert job["lease_losses"] == len(lapses) - job["silences"]
     assert set(job["excluded"]) == life.banned
+    assert job["priority"] == life.priority, "a priority that nobody gave it"
     results = [a for a in counted if a["outcome"] == "completed"]
     if life.accepted is None:
         assert results == []
@@ -532,6 +542,7 @@ def a_step(machine: Ledgers, rng: random.Random) -> None:
         lambda: machine.grace(n),
         lambda: machine.withdraw(n, rng.random() < 0.8),
         lambda: machine.operate(n, rng.choice((Cancel, Retry, Retry, Retry, Approve, Reject)), yes),
+        lambda: machine.prioritize(n, rng.randrange(4)),
         lambda: machine.time_passes(rng.choice((1, 15, 60, 91, 700))),
         lambda: machine.again(rng.randrange(10), 1 + rng.randrange(4)),
     ]

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from coordinator.ledger.model import (
+    Action,
     Admitted,
     Announce,
     Answer,
@@ -36,6 +37,7 @@ from coordinator.ledger.model import (
     Offered,
     Outcome,
     Postpone,
+    Prioritize,
     Refused,
     Reject,
     Relane,
@@ -200,6 +202,8 @@ COMMANDS: dict[str, Command] = {
     "approve": Approve(job_id=ID, actor="ann"),
     "reject": Reject(job_id=ID, actor="ann", again=False),
     "reject again": Reject(job_id=ID, actor="ann", again=True),
+    "prioritize": Prioritize(job_id=ID, actor="ann", priority=3),
+    "prioritize as it is": Prioritize(job_id=ID, actor="ann", priority=1),
 }
 
 # ------------------------------------------------------------------------------------------------- what must come of it
@@ -264,6 +268,8 @@ retry                | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | n
 approve              | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | done:C
 reject               | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | done:X
 reject again         | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | done:P
+prioritize           | no:- | done:P | done:O | done:P | done:O | done:P | done:P | done:P | done:H | done:H | done:H | no:C | no:F | no:X | no:R
+prioritize as it is  | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
 """  # noqa: E501 - a table
 
 
@@ -774,6 +780,31 @@ def test_a_canceled_attempt_is_told_to_stop_and_its_message_goes() -> None:
         Announce(ID),
         Tell("mini", ID, 2, LostReason.CANCELED),
     )
+
+
+def test_a_priority_changes_nothing_but_the_order_in_which_the_lane_is_offered() -> None:
+    decision = decide(SITUATIONS["lapsed"], Prioritize(job_id=ID, actor="ann", priority=3, note="now"), NOW, POLICY)
+    assert decision.job == SITUATIONS["lapsed"]._replace(priority=3)
+    assert decision.effects == (Wake("article.any"),)
+    assert decision.records == (Action("ann", "priority urgent", NOW, "now"),)
+    for situation in ("offered", "held"):  # what is out already stays out
+        after = decide(SITUATIONS[situation], Prioritize(job_id=ID, actor="ann", priority=0), NOW, POLICY)
+        assert (after.job, after.effects) == (SITUATIONS[situation]._replace(priority=0), ())
+
+
+@pytest.mark.parametrize(
+    ("situation", "command"),
+    [
+        ("held", Cancel(job_id=ID, actor="ann", note="why")),
+        ("failed", Retry(job_id=ID, actor="ann", note="why")),
+        ("review", Approve(job_id=ID, actor="ann", note="why")),
+        ("review", Reject(job_id=ID, actor="ann", again=True, note="why")),
+    ],
+    ids=lambda v: v if isinstance(v, str) else type(v).__name__,
+)
+def test_what_a_person_did_is_on_record_with_the_reason_given(situation: str, command: Command) -> None:
+    (action,) = (r for r in decide(SITUATIONS[situation], command, NOW, POLICY).records if isinstance(r, Action))
+    assert (action.actor, action.action, action.note) == ("ann", type(command).__name__.lower(), "why")
 
 
 def test_what_was_due_is_due_when_the_clock_was_set_back() -> None:

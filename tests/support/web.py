@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,8 @@ from pydantic import SecretStr
 
 from coordinator.artifacts import FolderStore
 from coordinator.dispatcher import Dispatcher
+from coordinator.hooks.config import Source
+from coordinator.hooks.hooks import Hooks
 from coordinator.intake import Intake
 from coordinator.ledger.database import open_pool
 from coordinator.ledger.ledger import Ledger
@@ -134,7 +136,15 @@ def artifact(name: str, content: bytes, media_type: str = "image/png") -> dict[s
 
 
 @asynccontextmanager
-async def web(bus: Bus, dsn: str, folder: Path, *, tokens: bool = False, host: str = "127.0.0.1") -> AsyncIterator[Web]:
+async def web(
+    bus: Bus,
+    dsn: str,
+    folder: Path,
+    *,
+    tokens: bool = False,
+    host: str = "127.0.0.1",
+    sources: Mapping[str, Source] | None = None,
+) -> AsyncIterator[Web]:
     """Serve the HTTP side on a free port."""
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(await open_pool(dsn))
@@ -147,6 +157,8 @@ async def web(bus: Bus, dsn: str, folder: Path, *, tokens: bool = False, host: s
         intake = Intake(bus, ledger, queries, directory, dispatcher, settings)
         store = await FolderStore.open(folder / "artifacts")
         stack.callback(store.close)
+        hooks = Hooks(sources or {}, intake.take, queries.record_rejected_submission, answer_s=60.0)
+        await stack.enter_async_context(hooks)
         orders: list[tuple[Any, ...]] = []
         not_ready: list[str] = []
 
@@ -162,6 +174,7 @@ async def web(bus: Bus, dsn: str, folder: Path, *, tokens: bool = False, host: s
             tokens=UploadTokens.load_or_create(folder / "upload.key"),
             access=Access(list(TOKENS.values()) if tokens else []),
             submit=intake.submit,
+            hooks=hooks,
             order=note,
             pause_lane=note,
             health=lambda: {"bus": {"connected": bus.connected}, "ledger": ledger.status(), "loops": {}},
@@ -170,7 +183,9 @@ async def web(bus: Bus, dsn: str, folder: Path, *, tokens: bool = False, host: s
         )
         runner = await serve(make_app(context), host, 0)
         stack.push_async_callback(runner.cleanup)
-        client = await stack.enter_async_context(aiohttp.ClientSession(runner.url))
+        client = await stack.enter_async_context(
+            aiohttp.ClientSession(runner.url, cookie_jar=aiohttp.CookieJar(unsafe=True))
+        )
         yield Web(
             context=context,
             runner=runner,

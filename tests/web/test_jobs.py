@@ -7,9 +7,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from coordinator.ledger import job_list
 from coordinator.ledger.database import sql
 from coordinator.ledger.model import Expire, Heartbeat
-from shared.states import Verdict
+from shared.states import JobState, Verdict
 from tests.support.web import Web, artifact
 
 
@@ -86,12 +87,18 @@ async def test_the_list_filters_by_what_is_asked(site: Web) -> None:
     lapsed = await site.submit()
     await site.claim(lapsed, "mini")
     await _lapse(site, lapsed)
+    modelled = await site.submit(model="llama3.1:8b")
 
     async def ids(query: str) -> set[UUID]:
         return {UUID(job["id"]) for job in (await site.call("GET", f"/v1/jobs?{query}"))["jobs"]}
 
-    assert await ids("") == {plain, image, held, lapsed}
+    assert await ids("") == {plain, image, held, lapsed, modelled}
     assert await ids("kind=image") == {image}
+    assert await ids("kind=video") == set()
+    assert await ids("model=llama3.1:8b") == {modelled}
+    assert await ids("model=llama3-1-8b") == set()  # the same lane, another model
+    assert await ids("kind=article&model=llama3.1:8b&state=pending") == {modelled}
+    assert await ids("kind=image&model=llama3.1:8b") == set()
     assert await ids("state=processing") == {held}
     assert await ids("worker=mini") == {held, lapsed}  # holds it, or has held it
     assert await ids("worker=mini&state=pending") == {lapsed}
@@ -134,7 +141,56 @@ async def test_pages_show_every_job_once_newest_first(site: Web) -> None:
     assert [job["created_at"] for job in seen] == sorted((job["created_at"] for job in seen), reverse=True)
 
 
-@pytest.mark.parametrize("query", ["", "state=pending&", "state=completed&"])
+async def test_a_text_finds_ids_keys_label_values_and_words_of_errors(site: Web) -> None:
+    keyed = await site.submit(key="post-812-rev-3")
+    labelled = await site.submit(labels={"post": "812", "quoted": 'a "b" \\c'})
+    failed = await site.submit()
+    error = {"code": "no_model", "message": "Nobody has it: llama", "class": "permanent"}
+    await site.report(failed, await site.claim(failed), outcome="failed", error=error)
+
+    async def ids(text: str, **more: str) -> set[UUID]:
+        answer = await site.call("GET", "/v1/jobs", params={"text": text, **more})
+        return {UUID(job["id"]) for job in answer["jobs"]}
+
+    assert await ids("post-812") == {keyed}
+    assert await ids("812") >= {labelled}
+    assert keyed not in await ids("812-rev")
+    assert await ids('a "b" \\c') == {labelled}
+    assert await ids("no_model") == await ids("LLAMA nobody") == {failed}
+    assert await ids("llama", state="pending") == set()
+    for start in (str(keyed), str(keyed).upper(), str(keyed)[:13]):
+        assert keyed in await ids(start)
+    assert await ids("%_nothing'\\") == set()
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [("worker=mini", 90), ("label=lang:de", 90), ("text=lang-de", 90), ("state=completed&label=lang:de", 30)],
+)
+async def test_what_too_many_jobs_have_is_found_by_walking_the_list(
+    site: Web, query: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little is looked at a time, and however little time there is: the pages lead to every such job, once."""
+    for bound in ("_GLANCE", "_FEW", "_CHUNK", "_READ"):
+        monkeypatch.setattr(job_list, bound, 7)
+    monkeypatch.setattr(job_list, "SEARCH_S", 0.0)
+    await _insert_jobs(site, 250, instants=7)
+    await site.pool.execute("""UPDATE job SET labels = '{"lang": "de", "like": "lang-de"}' WHERE id IN (
+        SELECT id FROM job WHERE state = 'completed' LIMIT 30) OR id IN (
+        SELECT id FROM job WHERE state = 'pending' LIMIT 60)""")
+    await site.pool.execute("""INSERT INTO attempt (job_id, epoch, number, worker, delivery, claimed_at, deadline_at)
+        SELECT id, 1, 1, 'mini', 'd', created_at, created_at FROM job WHERE labels <> '{}'""")
+    seen: list[str] = []
+    cursor, pages = "", 0
+    while cursor is not None:
+        page = await site.call("GET", f"/v1/jobs?{query}&limit=20{cursor}")
+        seen += [job["id"] for job in page["jobs"]]
+        cursor, pages = page["next"] and f"&cursor={page['next']}", pages + 1
+    assert (len(seen), len(set(seen))) == (count, count)
+    assert pages > count / 20
+
+
+@pytest.mark.parametrize("query", ["", "state=pending&", "state=completed&", "kind=article&"])
 async def test_a_page_reads_no_more_than_it_shows(site: Web, query: str) -> None:
     """Hold by the plan, not by the clock: deep in the list, a page touches a page's worth of rows."""
     await _insert_jobs(site, 20_000, instants=4_000)
@@ -142,13 +198,12 @@ async def test_a_page_reads_no_more_than_it_shows(site: Web, query: str) -> None
     at, job_id = await site.pool.fetchrow(
         "SELECT created_at, id FROM job ORDER BY created_at DESC, id OFFSET 15000 LIMIT 1"
     )
-    state = query.removesuffix("&").partition("=")[2]
-    name, more = ("view_jobs_by_state", [state]) if state else ("view_jobs", [])
+    state = query.removesuffix("&").partition("=")[2] if query.startswith("state") else None
+    states = [state] if state else list(JobState)
+    name, more = ("list_by_lane", [["article.any"], states]) if query else ("list_newest", [])
     async with site.pool.acquire() as connection, connection.transaction():
         await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
-        plan = await connection.fetchval(
-            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql(name)}", at, job_id, 51, None, None, None, None, *more
-        )
+        plan = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql(name)}", at, job_id, 51, *more)
     (top,) = json.loads(plan) if isinstance(plan, str) else plan
     blocks = top["Plan"]["Shared Hit Blocks"] + top["Plan"]["Shared Read Blocks"]
     assert blocks < 600, json.dumps(top, indent=1)
@@ -162,6 +217,8 @@ async def test_cancel_retry_approve_reject_do_what_they_say(site: Web) -> None:
     assert (await site.call("POST", f"/v1/jobs/{job_id}/reject", json={"again": True}))["state"] == "pending"
     await site.report(job_id, await site.claim(job_id))
     assert (await site.call("POST", f"/v1/jobs/{job_id}/approve"))["state"] == "completed"
+    body = {"priority": "urgent", "note": "They wait for it."}
+    await site.call("POST", f"/v1/jobs/{job_id}/priority", json=body, expect=409)
     actions = await site.pool.fetch("SELECT actor, action FROM operator_action ORDER BY id")
     assert [tuple(a) for a in actions] == [("local", a) for a in ("cancel", "retry", "reject", "approve")]
 
@@ -170,6 +227,20 @@ async def test_reject_without_again_calls_the_job_off(site: Web) -> None:
     job_id = await site.submit(review=True)
     await site.report(job_id, await site.claim(job_id))
     assert (await site.call("POST", f"/v1/jobs/{job_id}/reject"))["state"] == "canceled"
+
+
+async def test_a_priority_can_be_changed_with_a_note(site: Web) -> None:
+    job_id = await site.submit()
+    body = {"priority": "urgent", "note": "They wait for it."}
+    job = await site.call("POST", f"/v1/jobs/{job_id}/priority", json=body)
+    assert job["priority"] == "urgent"
+    (action,) = job["actions"]
+    assert (action["actor"], action["action"], action["note"]) == ("local", "priority urgent", "They wait for it.")
+    error = (await site.call("POST", f"/v1/jobs/{job_id}/priority", json=body, expect=409))["error"]
+    assert error["message"] == "can't change its priority: its priority is urgent already"
+    for bad, field in (({}, "priority"), ({"priority": "top"}, "priority"), ({**body, "note": "x" * 2001}, "note")):
+        error = (await site.call("POST", f"/v1/jobs/{job_id}/priority", json=bad, expect=422))["error"]
+        assert [fault["field"] for fault in error["faults"]] == [field]
 
 
 @pytest.mark.parametrize("action", ["retry", "approve", "reject"])
@@ -206,6 +277,7 @@ async def _lapse(site: Web, job_id: UUID) -> None:
 
 
 async def _insert_jobs(site: Web, count: int, *, instants: int) -> None:
+    await site.pool.execute("INSERT INTO lane (name) VALUES ('article.any')")
     await site.pool.execute(
         """
         INSERT INTO job (id, source, kind, lane, priority, state, content_sha256, spec, labels, max_attempts, timeout_s,

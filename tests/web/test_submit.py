@@ -58,6 +58,15 @@ async def test_a_key_used_again_for_other_content_is_a_conflict(site: Web) -> No
     assert (await site.call("GET", f"/v1/jobs/{first['id']}"))["priority"] == "normal"
 
 
+async def test_a_conflict_is_on_record(site: Web) -> None:
+    first = await _post(site, {**ARTICLE, "key": "post-1"}, 201)
+    await _post(site, {**ARTICLE, "key": "post-1", "priority": "high"}, 409)
+    [refused] = (await site.call("GET", "/v1/rejected"))["submissions"]
+    assert (refused["source"], refused["code"], refused["faults"][0]["field"]) == ("local", "conflict", "key")
+    assert first["id"] in refused["reason"]
+    assert '"high"' in refused["body"]
+
+
 @pytest.mark.parametrize(
     ("body", "faults"),
     [

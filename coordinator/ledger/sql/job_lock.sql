@@ -5,7 +5,7 @@ WITH locked AS MATERIALIZED (
     SELECT
         id, source, kind, model, lane, state, content_sha256, max_attempts, timeout_s, review, run_after, created_at,
         epoch, attempt, lease_losses, silences, excluded, offered_at, offered_seq, spent_seq, worker,
-        lease_expires_at, finished_at, error, models
+        lease_expires_at, finished_at, error, models, priority
     FROM job
     WHERE id = ANY ($1::uuid[])
     ORDER BY id

@@ -11,6 +11,7 @@ SET
     model = new.model,
     models = new.models::text[],
     lane = new.lane,
+    priority = new.priority,
     offered_at = new.offered_at,
     offered_seq = new.offered_seq,
     spent_seq = new.spent_seq,
@@ -31,10 +32,10 @@ FROM unnest(
     $1::uuid[], $2::text[], $3::timestamptz[], $4::integer[], $5::integer[], $6::integer[], $7::integer[], $8::text[],
     $9::timestamptz[], $10::bigint[], $11::bigint[], $12::text[], $13::timestamptz[], $14::timestamptz[], $15::jsonb[],
     $16::boolean[], $17::jsonb[], $18::integer[], $19::text[], $20::boolean[], $21::text[], $22::text[],
-    $23::text[]
+    $23::text[], $24::smallint[]
 ) AS new (
     id, state, run_after, epoch, attempt, lease_losses, silences, excluded,
     offered_at, offered_seq, spent_seq, worker, lease_expires_at, finished_at, error,
-    result_is, result, result_epoch, result_model, announced, model, lane, models
+    result_is, result, result_epoch, result_model, announced, model, lane, models, priority
 )
 WHERE job.id = new.id

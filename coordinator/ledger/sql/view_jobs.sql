@@ -1,5 +1,5 @@
--- A page of jobs, newest first, after the job ($1 created_at, $2 id). $4 source, $5 kind, $6 worker (now or in any
--- attempt), $7 labels; NULL = any.
+-- Those of the jobs $1 that are wanted, newest first, after the job ($2 created_at, $3 id), at most $4. $5 source, $6 state,
+-- $7 kind, $8 model, $9 worker (now or in any attempt), $10 labels, $11 text (as list_by_text.sql); NULL = any.
 SELECT
     j.id, j.key, j.source, j.kind, j.model, j.lane, j.state, j.labels, j.priority, j.run_after, j.created_at,
     j.offered_at, j.finished_at,
@@ -11,13 +11,24 @@ SELECT
 FROM job AS j
 LEFT JOIN attempt AS a ON a.job_id = j.id AND a.epoch = coalesce(j.result_epoch, j.epoch)
 WHERE
-    j.created_at <= $1
-    AND (j.created_at < $1 OR j.id > $2)
-    AND ($4::text IS NULL OR j.source = $4)
-    AND ($5::text IS NULL OR j.kind = $5)
-    AND ($6::text IS NULL OR j.worker = $6 OR EXISTS (
-        SELECT FROM attempt AS was WHERE was.job_id = j.id AND was.worker = $6
+    j.id = ANY ($1::uuid[])
+    AND j.created_at <= $2
+    AND (j.created_at < $2 OR j.id > $3)
+    AND ($5::text IS NULL OR j.source = $5)
+    AND ($6::text IS NULL OR j.state = $6)
+    AND ($7::text IS NULL OR j.kind = $7)
+    AND ($8::text IS NULL OR j.model = $8)
+    AND ($9::text IS NULL OR j.worker = $9 OR EXISTS (
+        SELECT FROM attempt AS was WHERE was.job_id = j.id AND was.worker = $9
     ))
-    AND ($7::text IS NULL OR j.labels @> $7::text::jsonb)
+    AND ($10::text IS NULL OR j.labels @> $10::text::jsonb)
+    AND (
+        $11::text IS NULL
+        OR starts_with(j.id::text, lower($11))
+        OR starts_with(j.key, $11)
+        OR EXISTS (SELECT FROM jsonb_each_text(j.labels) AS label WHERE label.value = $11)
+        OR to_tsvector('simple', (j.error ->> 'code') || ' ' || (j.error ->> 'message'))
+        @@ plainto_tsquery('simple', $11)
+    )
 ORDER BY j.created_at DESC, j.id
-LIMIT $3
+LIMIT $4

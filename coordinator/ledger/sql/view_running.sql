@@ -1,6 +1,6 @@
 -- What runs where, oldest claim first.
 SELECT
-    j.id, j.source, j.kind, j.model, j.worker, j.epoch, j.lane,
+    j.id, j.key, j.source, j.kind, j.model, j.worker, j.epoch, j.lane, j.attempt, j.max_attempts,
     a.claimed_at, a.stage, a.progress, a.heartbeat_at,
     extract(epoch FROM tandem_now() - a.claimed_at)::float8 AS since_s,
     extract(epoch FROM tandem_now() - a.heartbeat_at)::float8 AS heartbeat_age_s,

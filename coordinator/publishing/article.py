@@ -1,0 +1,56 @@
+"""An article as a site stores it: Markdown to HTML that no reader has to fear, and whether the site kept it. Pure.
+
+HTML in the text stays text. An image is shown if it is one of the job's own files, by its name; one from elsewhere
+would be on the site's pages what its owner makes of it, so that only its description stays.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import nh3
+from markdown_it import MarkdownIt
+from markdown_it.common.utils import escapeHtml
+from markdown_it.renderer import RendererProtocol
+from markdown_it.token import Token
+from markdown_it.utils import EnvType, OptionsDict
+
+_TAGS: Final = {
+    *("a", "blockquote", "br", "code", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "img", "li", "ol", "p", "pre"),
+    *("s", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+}
+_ATTRIBUTES: Final[dict[str, set[str]]] = {"a": {"href", "title"}, "img": {"src", "alt"}, "ol": {"start"}}
+_SCHEMES: Final = {"http", "https", "mailto"}
+
+
+def _image(self: RendererProtocol, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType) -> str:
+    renderer: Any = self
+    described = escapeHtml(renderer.renderInlineAsText(tokens[index].children or [], options, env))
+    url = env["urls"].get(str(tokens[index].attrGet("src") or "").removeprefix("./"))
+    return f'<img src="{escapeHtml(url)}" alt="{described}">' if url else f"<em>{described}</em>"
+
+
+def _renderer() -> MarkdownIt:
+    made = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    made.add_render_rule("image", _image)
+    return made
+
+
+_RENDERER: Final = _renderer()
+
+
+def render(text: str, urls: Mapping[str, str]) -> str:
+    """Return Markdown as HTML; `urls` says where the job's files are. May take a second: call it in a thread."""
+    return _clean(_RENDERER.render(text, {"urls": urls}))
+
+
+def is_same(sent: str, kept: str) -> bool:
+    """Say whether what a site kept reads and looks as what it was sent; sites write tags and spaces their own way."""
+    return _plain(sent) == _plain(kept)
+
+
+def _clean(html: str) -> str:
+    return nh3.clean(html, tags=_TAGS, attributes=_ATTRIBUTES, url_schemes=_SCHEMES, link_rel=None)
+
+
+def _plain(html: str) -> str:
+    return " ".join(_clean(html).split())

@@ -1,0 +1,43 @@
+"""Logging in with a token, and out."""
+
+from aiohttp import web
+
+from coordinator.web.access import Caller, Role
+from coordinator.web.context import WebContext
+from coordinator.web.errors import RefusedError
+from coordinator.web.html import own_path, render, see_other
+from coordinator.web.sessions import end_session, form_of, keep_session
+
+
+async def show(context: WebContext, request: web.Request) -> web.Response:
+    """Ask for a token; without configured tokens there is nothing to ask."""
+    where = own_path(request.query.get("next", ""), "/")
+    if context.access.open:
+        return see_other(request, where)
+    return render(context, request, None, "login.html", fault="", where=where)
+
+
+async def log_in(context: WebContext, request: web.Request) -> web.Response:
+    """Begin a session, and go to the page that was wanted."""
+    if context.access.is_cross_site(request.headers):
+        raise RefusedError(403, "forbidden", "requests from pages of other origins are refused")
+    form = await form_of(request)
+    where = own_path(str(form.get("next", "")), "/")
+    found = context.access.log_in(str(form.get("token", "")).strip())
+    if found is None:
+        return render(context, request, None, "login.html", status=403, fault="Nobody has this token.", where=where)
+    caller, session = found
+    if caller.role is Role.PUBLISHER:
+        fault = "This is a publisher's token: it submits over HTTP, and opens no pages."
+        return render(context, request, None, "login.html", status=403, fault=fault, where=where)
+    response = see_other(request, where)
+    keep_session(request, response, session, context.base_url)
+    return response
+
+
+async def log_out(_: WebContext, request: web.Request, __: Caller) -> web.Response:
+    """End the session."""
+    await form_of(request)
+    response = see_other(request, "/login", "Logged out.")
+    end_session(request, response)
+    return response

@@ -1,0 +1,35 @@
+"""What the logs say about a job: `GET /v1/jobs/{id}/logs`, newest last."""
+
+from typing import Any
+
+from aiohttp import web
+
+from coordinator.ledger import views
+from coordinator.web.access import Caller
+from coordinator.web.context import WebContext, job_id_of, no_such_job, number_of, query_of
+from coordinator.web.errors import json_response
+
+_LINES, _MOST = 200, 2000
+
+
+async def of_job(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
+    """List the log lines about a job, up to `limit`; a publisher sees only the coordinator's, of its own jobs."""
+    job_id = job_id_of(request)
+    limit = number_of(query_of(request, frozenset({"limit"})), "limit", _LINES, _MOST)
+    source = await views.source_of(context.pool, job_id)
+    if source is None or caller.source not in (None, source):
+        raise no_such_job(job_id)
+    lines = await context.log_lines(job_id, limit)
+    if caller.source is not None:
+        lines = [_for_publisher(line) for line in lines if _is_for(line, caller.source)]
+    return json_response({"lines": lines})
+
+
+def _is_for(line: dict[str, Any], source: str) -> bool:
+    """Say whether a line is no agent's, and no other source's (the id of a job is no secret)."""
+    return line.get("program") == "coordinator" and line.get("source", source) == source
+
+
+def _for_publisher(line: dict[str, Any]) -> dict[str, Any]:
+    """Leave out where in our code something went wrong."""
+    return {name: value for name, value in line.items() if name not in ("exception", "stack")}

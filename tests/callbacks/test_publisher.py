@@ -1,0 +1,477 @@
+"""What a job made comes to the post that asked for it: each image once, the text once, whatever goes wrong."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from pydantic import SecretStr, ValidationError
+
+from coordinator.publishing.article import render
+from coordinator.publishing.config import WordPressSite
+from coordinator.publishing.publisher import CHECK_S
+from coordinator.publishing.smaller import smaller
+from coordinator.publishing.wordpress import address
+from coordinator.service import running
+from shared.errors import ConfigurationError
+from tests.callbacks.publishing import idle, made, picture, publishing, told, tried, until
+from tests.support.fake_wordpress import PASSWORD, FakeWordPress
+from tests.support.world import World, eventually_async
+
+Rig = tuple[World, FakeWordPress]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def rig(ledger_dsn: str, tmp_path: Path) -> AsyncIterator[Rig]:
+    async with publishing(ledger_dsn, tmp_path, status="publish") as made_rig:
+        yield made_rig
+
+
+# ---- when all goes well
+
+
+async def test_an_article_and_its_image_come_to_the_post_that_asked(rig: Rig) -> None:
+    world, site = rig
+    post = site.draft()
+    hero = picture()
+    job_id = await made(world, post, images={"hero.png": hero})
+    found = await until(world, job_id)
+    (media,) = site.media.values()
+    assert site.contents[media["id"]] == hero
+    assert (media["post"], media["slug"][:43]) == (post, f"tandem-{job_id}")
+    assert site.updates == [
+        {
+            "content": "<h1>Harbour</h1>\n<p>The <em>harbour</em> at dawn.</p>\n"
+            f'<p><img src="{media["source_url"]}" alt="boats"></p>\n',
+            "status": "publish",
+            "featured_media": media["id"],
+        }
+    ]
+    steps = {name.partition(":")[0]: step["id"] for name, step in found["steps"].items()}
+    assert steps == {"media": media["id"], "post": post}
+    assert (found["attempts"], found["error"]) == (1, None)
+    job = await world.job(job_id)
+    assert [one["post"] for one in job["publications"]] == [str(post)]
+    assert await undone(world) == {"unpublished": [], "paused": []}
+    async with world.http.get("/status") as answer:
+        assert (await answer.json())["health"]["counts"]["publications_done"] == 1
+
+
+async def test_an_image_alone_becomes_the_posts_featured_one(rig: Rig) -> None:
+    world, site = rig
+    post = site.draft()
+    await until(world, await made(world, post, text=None, images={"b.png": picture("red"), "a.png": picture("blue")}))
+    assert site.updates == [{"featured_media": min(site.media)}]  # the first by name was uploaded first
+    assert len(site.media) == 2
+
+
+async def test_only_what_is_completed_is_published(rig: Rig) -> None:
+    world, site = rig
+    gone = await world.submit(labels={"wordpress_post": str(site.draft())})
+    await world.act(gone["id"], "cancel")
+    reviewed = await made(world, site.draft(), review=True)
+    await world.until(reviewed, "awaiting_review")
+    await world.coordinator.results.once()
+    assert await told(world, reviewed) is None
+    await world.act(reviewed, "approve")
+    await until(world, reviewed)
+    assert await told(world, gone["id"]) is None
+    assert len(site.updates) == 1
+
+
+async def test_results_that_go_out_again_are_published_once(rig: Rig) -> None:
+    world, site = rig
+    job_id = await made(world, site.draft())
+    await until(world, job_id)
+    await world.coordinator.queries.republish(3600)  # as after a loss of RESULTS
+    await world.coordinator.results.once()
+    await world.coordinator.publisher.once()
+    assert len(site.updates) == 1
+
+
+async def test_what_was_completed_before_its_source_had_a_site_is_not_published(rig: Rig) -> None:
+    world, site = rig
+    world.coordinator.results.publishing = ()
+    job_id = await made(world, site.draft())
+    await eventually_async(lambda: _out(world, job_id))
+    world.coordinator.results.publishing = ("local",)
+    await world.coordinator.queries.republish(3600)
+    await world.coordinator.results.once()
+    assert await told(world, job_id) is None
+
+
+async def _out(world: World, job_id: str) -> bool:
+    return not (await world.job(job_id))["unpublished"]
+
+
+@pytest.mark.parametrize("post", [None, "12; DROP", "../users/1"])
+async def test_a_job_that_names_no_post_is_told_so(rig: Rig, post: Any) -> None:
+    world, site = rig
+    found = await until(world, await made(world, post), "failed_at")
+    assert "wordpress_post" in found["error"]
+    assert [one["error"] for one in (await undone(world))["unpublished"]] == [found["error"]]
+    assert site.updates == []
+
+
+async def test_a_result_without_text_or_image_is_told_so(rig: Rig) -> None:
+    world, site = rig
+    found = await until(world, await made(world, site.draft(), text=None), "failed_at")
+    assert found["error"].startswith("nothing to publish")
+
+
+# ---- when it does not
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    ["stored, then dropped", "dropped", "fatal", "hash mismatch", "bad gateway", "busy", "warning"],
+)
+async def test_an_image_is_on_the_site_once_whatever_its_upload_met(rig: Rig, trouble: Any) -> None:
+    world, site = rig
+    site.media_troubles.append(trouble)
+    hero = picture()
+    await until(world, await made(world, site.draft(), images={"hero.png": hero}))
+    assert list(site.contents.values()) == [hero]
+    (media,) = site.media.values()
+    assert media["missing_image_sizes"] == []
+    assert [update["featured_media"] for update in site.updates] == [media["id"]]
+    stored = trouble in ("stored, then dropped", "fatal", "warning")
+    assert site.uploads == (1 if stored else 2)
+
+
+@pytest.mark.parametrize("trouble", ["stored, then dropped", "dropped", "fatal", "busy"])
+async def test_an_update_that_went_wrong_is_done_again_without_the_images(rig: Rig, trouble: Any) -> None:
+    world, site = rig
+    site.post_troubles.append(trouble)
+    post = site.draft()
+    await until(world, await made(world, post, images={"hero.png": picture()}))
+    assert site.uploads == len(site.media) == 1
+    assert site.posts[post]["featured_media"] in site.media
+    assert len({str(update) for update in site.updates}) == 1
+
+
+async def test_a_site_that_asks_for_time_gets_it(rig: Rig) -> None:
+    world, site = rig
+    site.post_troubles.append("busy")  # Retry-After: 120
+    job_id = await made(world, site.draft())
+    found = await tried(world, job_id)
+    assert found["error"] == "503"
+    await world.move_clock(60)
+    await world.coordinator.publisher.once()
+    assert (await told(world, job_id) or {})["attempts"] == 1
+    await world.move_clock(61)
+    await world.coordinator.publisher.once()
+    await until(world, job_id)
+
+
+async def test_a_site_in_maintenance_is_waited_for(rig: Rig) -> None:
+    world, site = rig
+    site.mood = "maintenance"
+    job_id = await made(world, site.draft())
+    assert (await tried(world, job_id))["error"].startswith("503 wp_die")
+    site.mood = "well"
+    await until(world, job_id)
+
+
+async def test_a_site_without_room_for_smaller_sizes_goes_without_them(rig: Rig) -> None:
+    world, site = rig
+    site.media_troubles.append("fatal")
+    site.finish_troubles = 99
+    post = site.draft()
+    await until(world, await made(world, post, images={"hero.png": picture()}))
+    assert site.uploads == len(site.media) == 1
+    assert site.finish_troubles == 96
+    assert site.posts[post]["featured_media"] in site.media
+
+
+async def test_what_never_gets_whole_is_given_up_after_a_few_tries(rig: Rig) -> None:
+    world, site = rig
+    site.media_troubles += ["hash mismatch"] * 99
+    found = await until(world, await made(world, site.draft(), images={"hero.png": picture()}), "failed_at")
+    assert found["error"].startswith("412 rest_upload_hash_mismatch")
+    assert site.uploads == 4
+    assert site.updates == []
+
+
+async def test_an_image_that_is_too_large_is_sent_once_more_and_smaller(rig: Rig) -> None:
+    world, site = rig
+    site.media_troubles.append("too large")
+    await until(world, await made(world, site.draft(), images={"hero.png": picture(size=600)}))
+    assert [(one["mime_type"], one["source_url"][-4:]) for one in site.media.values()] == [("image/jpeg", ".jpg")]
+    assert site.uploads == 2
+
+
+async def test_an_image_that_stays_too_large_is_given_up(rig: Rig) -> None:
+    world, site = rig
+    site.media_troubles += ["too large", "too large"]
+    found = await until(world, await made(world, site.draft(), images={"hero.png": picture(size=600)}), "failed_at")
+    assert found["error"] == "413: the web server takes no file of this size"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "lost"), [("no featured media", "featured_media"), ("filtered", "content"), ("trash", "status")]
+)
+async def test_what_a_site_did_not_keep_is_told(rig: Rig, trouble: Any, lost: str) -> None:
+    world, site = rig
+    post = site.draft(status="trash" if trouble == "trash" else "draft")
+    site.post_troubles += [] if trouble == "trash" else [trouble]
+    found = await until(world, await made(world, post, images={"hero.png": picture()}), "failed_at")
+    assert f"did not keep: {lost}" in found["error"]
+
+
+async def test_a_person_has_it_published_again_and_nothing_is_doubled(rig: Rig) -> None:
+    world, site = rig
+    post = site.draft(status="trash")
+    job_id = await made(world, post, images={"hero.png": picture()})
+    await until(world, job_id, "failed_at")
+    site.posts[post]["status"] = "draft"
+    async with world.http.post(f"/v1/jobs/{job_id}/publications/again") as answer:
+        assert answer.status == 200
+    await until(world, job_id)
+    assert site.uploads == len(site.media) == 1
+    assert [one["action"] for one in (await world.job(job_id))["actions"]] == ["publish"]
+    never = await world.submit()
+    async with world.http.post(f"/v1/jobs/{never['id']}/publications/again") as answer:
+        assert answer.status == 409
+
+
+async def test_a_job_that_is_done_anew_is_published_anew(rig: Rig) -> None:
+    world, site = rig
+    post = site.draft()
+    job_id = await made(world, post, text="First")
+    await until(world, job_id)
+    await world.act(job_id, "retry")
+    mini = await world.puppet("mini")
+    await (await mini.take()).report(result={"text": "Second"})
+    await world.until(job_id, "completed")
+    await eventually_async(lambda: _published(world, job_id, 2))
+    assert [update["content"] for update in site.updates] == ["<p>First</p>\n", "<p>Second</p>\n"]
+
+
+async def _published(world: World, job_id: str, many: int) -> bool:
+    found = (await world.job(job_id))["publications"]
+    return len(found) == many and all(one["published_at"] for one in found)
+
+
+async def test_an_older_text_does_not_overwrite_a_newer_one(rig: Rig) -> None:
+    world, site = rig
+    post = site.draft()
+    site.post_troubles.append("dropped")
+    older = await made(world, post, text="Older")
+    await tried(world, older)
+    newer = await made(world, post, text="Newer")
+    await until(world, newer)
+    assert (await until(world, older, "failed_at"))["error"].startswith("superseded")
+    assert site.posts[post]["content"]["raw"] == "<p>Newer</p>\n"
+
+
+# ---- who lets us in
+
+
+async def test_a_post_that_refuses_us_stops_no_other(rig: Rig) -> None:
+    world, site = rig
+    site.media_troubles.append("denied")
+    refused = await made(world, site.draft(), images={"hero.png": picture()})
+    found = await until(world, refused, "failed_at")
+    assert found["error"].startswith("403 rest_cannot_edit")
+    await until(world, await made(world, site.draft()))
+    assert (await until(world, await made(world, 99999), "failed_at"))["error"].startswith("404 rest_post_invalid_id")
+
+
+async def test_a_site_that_refuses_the_user_is_paused_with_the_reason_until_it_is_mended(rig: Rig) -> None:
+    world, site = rig
+    site.users["tandem"].password = "another"
+    job_id = await made(world, site.draft())
+    await eventually_async(lambda: _paused(world))
+    await eventually_async(lambda: idle(world))
+    asked = len(site.asked)
+    other = await made(world, site.draft())
+    await eventually_async(lambda: _waiting(world, [other, job_id]))
+    await world.move_clock(CHECK_S / 2)
+    await world.coordinator.publisher.once()
+    assert len(site.asked) == asked
+    assert "does not let 'tandem' in: 401 rest_not_logged_in" in (await undone(world))["paused"][0]["reason"]
+    await world.move_clock(3 * 24 * 3600)  # it takes them a while; nothing is given up meanwhile
+    site.users["tandem"].password = PASSWORD
+    async with world.http.post("/v1/publications/local/check") as answer:
+        assert answer.status == 200
+    await until(world, job_id)
+    await until(world, other)
+    async with world.http.post("/v1/publications/local/check") as answer:
+        assert answer.status == 409
+
+
+async def undone(world: World) -> dict[str, Any]:
+    async with world.http.get("/v1/publications") as answer:
+        assert answer.status == 200
+        found: dict[str, Any] = await answer.json()
+        return found
+
+
+async def _paused(world: World) -> bool:
+    return bool((await undone(world))["paused"])
+
+
+async def _waiting(world: World, jobs: list[str]) -> bool:
+    return [one["job_id"] for one in (await undone(world))["unpublished"]] == jobs
+
+
+async def test_a_paused_site_goes_on_by_itself_once_it_is_mended(rig: Rig) -> None:
+    world, site = rig
+    site.drops_authorization = True
+    job_id = await made(world, site.draft())
+    await eventually_async(lambda: _paused(world))
+    site.drops_authorization = False
+    await world.move_clock(CHECK_S)
+    await world.coordinator.publisher.once()
+    await until(world, job_id)
+
+
+async def test_a_user_who_may_too_little_is_seen_before_the_first_job(rig: Rig) -> None:
+    world, site = rig
+    site.users["tandem"].capabilities = ("upload_files", "edit_posts")
+    await world.stop_coordinator()
+    await world.start_coordinator()
+    await eventually_async(lambda: _paused(world))
+    reason = (await undone(world))["paused"][0]["reason"]
+    assert reason.endswith("'tandem' may not edit_others_posts, publish_posts; make it an editor")
+    assert site.asked.count("POST /wp/v2/media") == 0
+
+
+# ---- where it is
+
+
+async def test_plain_permalinks_are_found_out(rig: Rig) -> None:
+    world, site = rig
+    await until(world, await made(world, site.draft()))
+    site.mood = "plain permalinks"  # in the middle of it
+    await until(world, await made(world, site.draft(), images={"hero.png": picture()}))
+    assert len(site.updates) == 2
+    assert len(site.media) == 1
+
+
+async def test_a_home_page_for_an_answer_is_no_success(rig: Rig) -> None:
+    world, site = rig
+    site.mood = "all is home"
+    job_id = await made(world, site.draft())
+    found = await tried(world, job_id)
+    assert "301" in found["error"] or "without JSON" in found["error"]
+    assert found["published_at"] is None
+    site.mood = "well"
+    await until(world, job_id)
+
+
+async def test_a_site_that_moved_is_paused_and_the_password_not_sent_on(rig: Rig) -> None:
+    world, site = rig
+    site.mood = "moved"
+    await world.stop_coordinator()
+    await world.start_coordinator()
+    await eventually_async(lambda: _paused(world))
+    assert "redirects to https://www.blog.example/" in (await undone(world))["paused"][0]["reason"]
+
+
+# ---- several coordinators
+
+
+async def test_two_coordinators_publish_once(rig: Rig) -> None:
+    world, site = rig
+    async with running(world.settings.model_copy(update={"http": "127.0.0.1:0"})) as other:
+        jobs = [await made(world, site.draft(), images={"hero.png": picture(str(n))}) for n in range(4)]
+        for job_id in jobs:
+            await until(world, job_id)
+        assert site.uploads == len(site.media) == len(site.updates) == 4
+        assert world.coordinator.publisher.published + other.publisher.published == 4
+
+
+async def test_who_sees_and_does_what(rig: Rig) -> None:
+    world, _ = rig
+    job_id = (await world.submit())["id"]
+    await world.stop_coordinator()
+    world.settings = world.settings.model_copy(
+        update={"tokens": {f"{role}:{name}": SecretStr(name * 8) for role, name in WHO}}
+    )
+    await world.start_coordinator()
+    expected = {
+        ("GET", "/v1/publications"): (200, 200, 200),
+        ("POST", "/v1/publications/local/check"): (409, 403, 403),
+        ("GET", "/v1/jobs/{}/publications"): (200, 200, 404),
+        ("POST", "/v1/jobs/{}/publications/again"): (409, 403, 404),
+    }
+    for (method, path), statuses in expected.items():
+        for (_, name), status in zip(WHO, statuses, strict=True):
+            headers = {"Authorization": f"Bearer {name * 8}"}
+            async with world.http.request(method, path.format(job_id), headers=headers) as answer:
+                assert answer.status == status, (method, path, name)
+
+
+WHO = (("admin", "boss"), ("viewer", "eyes"), ("publisher", "else"))
+
+
+# ---- texts, images, settings
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("<script>alert(1)</script>", "<p>&lt;script&gt;alert(1)&lt;/script&gt;</p>\n"),
+        ("[x](javascript:alert(1))", "<p>[x](javascript:alert(1))</p>\n"),
+        ("![a *b*](https://elsewhere.example/x.png)", "<p><em>a b</em></p>\n"),
+        ("![boats](./hero.png)", '<p><img src="https://blog.example/hero.png" alt="boats"></p>\n'),
+        ("| a |\n|---|\n| ~~b~~ |", None),
+        (
+            '[x](https://a.example "t\\"onclick=x")',
+            '<p><a href="https://a.example" title="t&quot;onclick=x">x</a></p>\n',
+        ),
+    ],
+)
+def test_a_text_becomes_html_that_nobody_has_to_fear(text: str, html: str | None) -> None:
+    made_html = render(text, {"hero.png": "https://blog.example/hero.png"})
+    assert html is None or made_html == html
+    assert html is not None or "<table>" in made_html
+
+
+def test_an_image_is_made_smaller_or_not_at_all() -> None:
+    assert (smaller(picture(size=600)) or b"").startswith(b"\xff\xd8\xff")
+    assert smaller(b"\x89PNG and then nothing") is None
+    assert smaller(b"<svg/>") is None
+
+
+def test_an_address_joins_what_has_a_question_mark_already() -> None:
+    asked = {"slug": "a b"}
+    assert (
+        address("https://b.example/wp-json/", "/wp/v2/media", asked) == "https://b.example/wp-json/wp/v2/media?slug=a+b"
+    )
+    plain = "https://b.example/index.php?rest_route=/"
+    assert address(plain, "/wp/v2/media", asked) == "https://b.example/index.php?rest_route=/wp/v2/media&slug=a+b"
+    assert address(plain, "/wp/v2/media", {}) == "https://b.example/index.php?rest_route=/wp/v2/media"
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"url": "http://blog.example"}, "not https"),
+        ({"url": "ftp://blog.example"}, "not https"),
+        ({"url": "https://user:x@blog.example"}, "not https"),
+        ({"app_password_file": "x"}, "either app_password or"),
+        ({"app_password": None}, "either app_password or"),
+        ({"user": "a:b"}, "user"),
+        ({"status": "trash"}, "status"),
+        ({"passwort": "x"}, "passwort"),
+    ],
+)
+def test_a_site_that_is_named_wrong_is_refused(given: dict[str, Any], fault: str) -> None:
+    right = {"url": "https://blog.example", "user": "tandem", "app_password": PASSWORD}
+    WordPressSite.model_validate(right)
+    with pytest.raises(ValidationError, match=fault) as raised:
+        WordPressSite.model_validate(right | given)
+    assert PASSWORD not in str(raised.value)
+
+
+def test_a_password_may_lie_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    site = WordPressSite(url="https://blog.example", user="tandem", app_password_file=path)
+    with pytest.raises(ConfigurationError, match="app_password_file"):
+        site.password()
+    path.write_text(f"{PASSWORD}\n")
+    assert site.password() == PASSWORD

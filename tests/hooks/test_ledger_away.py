@@ -1,0 +1,112 @@
+"""Postgres and NATS go away: an event is stored in SUBMIT, or its sender is told to send it again."""
+
+from pathlib import Path
+from typing import Any
+
+from yarl import URL
+
+from tests.hooks.senders import SOURCES, body_of, standard
+from tests.support.proxy import Proxy
+from tests.support.servers import own_servers
+from tests.support.world import World, eventually_async
+from tests.support.world import world as open_world
+
+
+async def fire(world: World) -> tuple[int, Any, str]:
+    body = body_of("standard")
+    async with world.http.post("/hooks/standard", data=body, headers=standard(body)) as answer:
+        return answer.status, await answer.json(), answer.headers.get("Retry-After", "")
+
+
+async def taken(world: World) -> list[dict[str, Any]]:
+    """Fire until it is taken, as a sender does that is told to come back: a slow machine may not answer in time."""
+    jobs: list[dict[str, Any]] = []
+
+    async def look() -> bool:
+        status, told, _ = await fire(world)
+        jobs[:] = told.get("jobs", [])
+        assert status in (200, 202, 503)
+        return bool(jobs)
+
+    await eventually_async(look, within_s=60)
+    return jobs
+
+
+def sources_in(folder: Path) -> Path:
+    file = folder / "sources.toml"
+    file.write_text(next(text for text in SOURCES.split("\n\n") if "[sources.standard]" in text))
+    return file
+
+
+async def test_an_event_is_stored_while_the_ledger_is_away_and_becomes_the_same_jobs(tmp_path: Path) -> None:
+    async with own_servers(postgres=True) as servers:
+        assert servers.postgres is not None
+        async with open_world(servers, servers.postgres.dsn, tmp_path, sources_file=sources_in(tmp_path)) as world:
+            await servers.postgres.kill()
+            stored, again = await taken(world), await taken(world)
+
+            assert {job["result"] for job in stored} == {"queued"}
+            ids = [job["id"] for job in stored]
+            assert [job["id"] for job in again] == ids
+
+            await servers.postgres.start()
+            for job_id in ids:
+                await eventually_async(lambda job_id=job_id: _pending(world, job_id))
+            assert {job["result"] for job in await taken(world)} == {"same"}
+
+
+async def test_an_event_is_taken_while_nats_is_away(tmp_path: Path) -> None:
+    async with own_servers(postgres=True) as servers:
+        assert servers.postgres is not None
+        async with open_world(servers, servers.postgres.dsn, tmp_path, sources_file=sources_in(tmp_path)) as world:
+            await servers.nats.kill()
+
+            assert {job["result"] for job in await taken(world)} <= {"created", "same"}
+
+
+async def test_without_ledger_and_nats_the_sender_is_told_to_come_back(tmp_path: Path) -> None:
+    async with own_servers(postgres=True) as servers:
+        assert servers.postgres is not None
+        async with open_world(servers, servers.postgres.dsn, tmp_path, sources_file=sources_in(tmp_path)) as world:
+            await servers.postgres.kill()
+            await servers.nats.kill()
+
+            status, told, retry_after = await fire(world)
+            assert status == 503
+            assert told["error"]["code"] in {"ledger_down", "busy"}
+            assert int(retry_after) > 0
+
+            await servers.postgres.start()
+            await servers.nats.start()
+
+            assert len(await taken(world)) == 2
+
+
+async def test_an_event_whose_answer_was_due_before_the_ledger_answered_is_taken_all_the_same(tmp_path: Path) -> None:
+    async with own_servers(postgres=True) as servers:
+        assert servers.postgres is not None
+        url = URL(servers.postgres.dsn)
+        assert url.host is not None
+        assert url.port is not None
+        async with Proxy(url.host, url.port) as proxy:
+            dsn = str(url.with_host("127.0.0.1").with_port(proxy.port))
+            async with open_world(servers, dsn, tmp_path, sources_file=sources_in(tmp_path)) as world:
+                proxy.black_hole()
+                status, told, _ = await fire(world)
+                assert (status, told["error"]["code"]) == (503, "busy")
+                proxy.heal()
+
+                jobs: list[dict[str, Any]] = []
+
+                async def there() -> bool:
+                    async with world.http.get("/v1/jobs") as answer:
+                        jobs[:] = (await answer.json())["jobs"] if answer.status == 200 else []
+                    return len(jobs) == 2
+
+                await eventually_async(there, within_s=90)  # a statement without answer is given up after 10 s
+                assert {job["source"] for job in jobs} == {"standard"}
+
+
+async def _pending(world: World, job_id: str) -> bool:
+    async with world.http.get(f"/v1/jobs/{job_id}") as answer:
+        return answer.status == 200 and (await answer.json())["state"] == "pending"

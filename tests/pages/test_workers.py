@@ -1,0 +1,61 @@
+"""Draining, pausing and resuming by hand: asked once more, done, recorded, and seen at once."""
+
+from playwright.async_api import expect
+
+from tests.support.browser import BrowserPage
+from tests.support.world import World
+
+
+async def test_an_admin_drains_a_worker_and_takes_it_back(world: World, browser_page: BrowserPage) -> None:
+    mini = await world.puppet("mini")
+    page = await browser_page()
+    await page.goto("/workers")
+    await page.get_by_role("button", name="Drain mini").click()
+    dialog = page.get_by_role("dialog", name="Drain mini?")
+    await expect(dialog).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_be_hidden()
+    await page.get_by_role("button", name="Drain mini").click()
+    await dialog.get_by_role("button", name="No, leave it").click()
+    await expect(dialog).to_be_hidden()
+    assert await _actions(world) == []
+
+    await page.get_by_role("button", name="Drain mini").click()
+    await dialog.get_by_role("button", name="Drain", exact=True).click()
+    await expect(page.get_by_role("status")).to_have_text("mini is told to drain.")
+    assert (await mini.hears("drain"))["type"] == "drain"
+    await expect(page.locator("#workers")).to_contain_text("draining")
+    await page.get_by_role("button", name="Resume mini").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Resume", exact=True).click()
+    await expect(page.locator("#workers .pill")).to_have_text("ready")
+    assert await _actions(world) == [("admin", "draining", "worker mini"), ("admin", "ready", "worker mini")]
+
+
+async def test_without_script_the_question_is_a_page(world: World, browser_page: BrowserPage) -> None:
+    mini = await world.puppet("mini")
+    page = await browser_page(javascript=False)
+    await page.goto("/workers")
+    await page.get_by_role("button", name="Pause mini").click()
+    await expect(page.get_by_role("heading", name="Pause mini?")).to_be_visible()
+    await page.get_by_role("button", name="Pause", exact=True).click()
+    await expect(page.get_by_role("status")).to_have_text("mini is told to pause.")
+    await mini.hears("pause")
+    await expect(page.locator("#workers .pill")).to_have_text("paused")
+
+
+async def test_a_lane_is_paused_and_resumed(world: World, browser_page: BrowserPage) -> None:
+    await world.submit()
+    page = await browser_page()
+    await page.goto("/workers")
+    for order, after in (("Pause", "Resume"), ("Resume", "Pause")):
+        await page.get_by_role("button", name=f"{order} article.any").click()
+        await page.get_by_role("dialog").get_by_role("button", name=order, exact=True).click()
+        await expect(page.get_by_role("status")).to_have_text(f"article.any is {order.lower()}d.")
+        await expect(page.get_by_role("button", name=f"{after} article.any")).to_be_visible()
+    assert await _actions(world) == [("admin", "pause", "lane article.any"), ("admin", "resume", "lane article.any")]
+
+
+async def _actions(world: World) -> list[tuple[str, str, str]]:
+    return [
+        tuple(row) for row in await world.pool.fetch("SELECT actor, action, subject FROM operator_action ORDER BY id")
+    ]
