@@ -7,7 +7,8 @@ record with its reason, answered, and taken off at once, so that it never stands
 import asyncio
 import hashlib
 import random
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 import orjson
 import structlog
@@ -40,6 +41,7 @@ class Reports:
     queries: Queries
     directory: Directory
     judged: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
     unreadable: int = 0
 
     async def run(self) -> None:
@@ -73,6 +75,7 @@ class Reports:
             else:
                 assert isinstance(answer, Judged)
                 self.judged += 1
+                self.verdicts[answer.verdict] += 1
                 _log.info(
                     "report judged",
                     job_id=str(command.job_id),

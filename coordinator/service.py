@@ -18,8 +18,8 @@ import orjson
 import structlog
 from pydantic import SecretStr
 
+from coordinator.artifact_health import WatchedStore
 from coordinator.artifact_stores import store_of
-from coordinator.artifacts import ArtifactStore
 from coordinator.callback_secrets import CallbackSecrets
 from coordinator.callbacks import Callbacks
 from coordinator.claims import Claims
@@ -35,7 +35,9 @@ from coordinator.lanes import LaneConsumers
 from coordinator.ledger.database import open_pool
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.migrate import migrate
+from coordinator.ledger.model import Job
 from coordinator.ledger.queries import Queries
+from coordinator.metrics import Metrics
 from coordinator.outlook import Outlook
 from coordinator.placement import Placement
 from coordinator.presence import PresenceDesk
@@ -88,6 +90,7 @@ class Coordinator:
     heartbeats: Heartbeats
     presence: PresenceDesk
     departures: Departures | None
+    store: WatchedStore
     sweeper: Sweeper
     outlook: Outlook
     placement: Placement
@@ -101,6 +104,7 @@ class Coordinator:
         return {
             "bus": {"connected": self.bus.connected, "connections": self.bus.connections},
             "ledger": self.ledger.status(),
+            "store": self.store.status(),
             "loops": {loop.name: loop.status() for loop in self.loops},
             "counts": {
                 "admitted": self.intake.admitted,
@@ -116,6 +120,7 @@ class Coordinator:
                 "heartbeats_bad": self.heartbeats.bad,
                 "foreign_senders": self.directory.foreign,
                 "reports": self.reports.judged,
+                "verdicts": dict(self.reports.verdicts),
                 "reports_unreadable": self.reports.unreadable,
                 "expired": self.reaper.expired,
                 "clock_set_back": self.reaper.set_back,
@@ -163,11 +168,20 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         _bus(settings, "coordinator", settings.nats_seed) as bus,
         asyncio.TaskGroup() as tasks,
     ):
-        store = store_of(settings)
+        store = WatchedStore(store_of(settings))
         stack.callback(store.close)
         await store.prepare()
         effects, feed = Effects(bus, LaneConsumers(bus, settings.lease_ttl_s), tasks), Feed(bus)
-        async with Ledger(pool, settings.policy(), on_effects=effects.take, on_changes=feed.changed) as ledger:
+        metrics = Metrics()
+
+        def changed(before: Job | None, after: Job) -> None:
+            feed.changed(before, after)
+            metrics.changed(before, after)
+
+        writer = Ledger(
+            pool, settings.policy(), on_effects=effects.take, on_changes=changed, on_commit=metrics.committed
+        )
+        async with writer as ledger:
             seed = settings.nats_watcher_seed
             watcher = await stack.enter_async_context(_bus(settings, "watcher", seed)) if seed else None
             coordinator = _compose(settings, bus, watcher, ledger, Queries(pool), effects, feed, tokens, store=store)
@@ -187,6 +201,7 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
                 predict=coordinator.outlook.tell,
                 why=Reasons(coordinator.directory, coordinator.dispatcher.is_paused).of,
                 aside=coordinator.directory.aside_of,
+                metrics=metrics,
                 callback_again=_callback_again(coordinator),
                 base_url=settings.public_url,
                 max_artifact_bytes=settings.max_artifact_bytes,
@@ -212,7 +227,7 @@ def _compose(
     feed: Feed,
     tokens: UploadTokens,
     *,
-    store: ArtifactStore,
+    store: WatchedStore,
 ) -> Coordinator:
     policy, lanes = settings.policy(), effects.lanes
     directory = Directory(
@@ -294,6 +309,7 @@ def _compose(
         heartbeats=heartbeats,
         presence=presence,
         departures=departures,
+        store=store,
         sweeper=sweeper,
         outlook=outlook,
         placement=placement,

@@ -96,16 +96,19 @@ class Ledger:
         *,
         on_effects: Callable[[Sequence[Effect]], None],
         on_changes: Callable[[Job | None, Job], None] | None = None,
+        on_commit: Callable[[int, float], None] = lambda _commands, _took_s: None,
         batch: int = 500,
         waiting: int = 10_000,
     ) -> None:
         """`on_effects` and then `on_changes` (job before, job after) are called after each commit, on the loop; they
-        must not block. `waiting`: more commands than this make their callers wait.
+        must not block. `on_commit` hears how many commands a commit had, and how long it took. `waiting`: more commands
+        than this make their callers wait.
         """
         self._given = pool_or_dsn
         self._policy = policy
         self._on_effects = on_effects
         self._on_changes = on_changes
+        self._on_commit = on_commit
         self._batch = batch
         self._queue: asyncio.Queue[_Item | None] = asyncio.Queue(waiting)
         self._pool: asyncpg.Pool | None = None
@@ -253,7 +256,9 @@ class Ledger:
             else:
                 self._away = 0
                 self._counts.batches += 1
-                self._counts.last_commit_ms = (time.perf_counter() - started) * 1000
+                took_s = time.perf_counter() - started
+                self._counts.last_commit_ms = took_s * 1000
+                self._on_commit(len(items), took_s)
                 items = self._answered(items, committed)
         return None
 

@@ -5,9 +5,11 @@ through `coordinator.ledger.views`.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from coordinator.web import downloads, jobs, operations, page, uploads
 from coordinator.web.access import Refusal, Role, check_listen
@@ -23,6 +25,7 @@ _STOP_S = 5.0
 _MAX_HEAD_BYTES = 8190  # of the request line, and of each header
 _MAX_HEADERS = 64
 
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 _CONTEXT = web.AppKey("context", WebContext)
 
 _ALL = frozenset(Role)
@@ -50,13 +53,14 @@ _ROUTES: tuple[tuple[str, str, Endpoint, frozenset[Role]], ...] = (
     ("GET", "/v1/rejected", operations.rejected, _ALL),
     ("GET", "/v1/callbacks", operations.undelivered, _ALL),
     ("GET", "/status", operations.status, _READ),
+    ("GET", "/metrics", operations.metrics, _READ),
     ("GET", "/", page.overview, _READ),
 )
 
 
 def make_app(context: WebContext) -> web.Application:
     """Return the application with every route."""
-    app = web.Application(middlewares=[errors_as_json])
+    app = web.Application(middlewares=[_timed(context), errors_as_json])
     app[_CONTEXT] = context
     for method, path, endpoint, roles in _ROUTES:
         app.router.add_route(method, path, _guarded(context, endpoint, roles))
@@ -68,6 +72,26 @@ def make_app(context: WebContext) -> web.Application:
     app.router.add_get("/readyz", _bound(context, operations.readyz))
     app.router.add_put(_UPLOAD, _bound(context, uploads.upload), expect_handler=uploads.expect_later)
     return app
+
+
+def _timed(context: WebContext) -> Middleware:
+    """Note how long each answer took, by the pattern of its route: paths are endless."""
+
+    @web.middleware
+    async def timed(request: web.Request, handler: Handler) -> web.StreamResponse:
+        began_at = time.perf_counter()
+        status = 0  # nobody waited for the answer
+        try:
+            answer = await handler(request)
+            status = answer.status
+            return answer
+        finally:
+            resource = request.match_info.route.resource
+            route = resource.canonical if resource is not None else "none"
+            method = request.method if request.method in _METHODS else "other"
+            context.metrics.answered(method, route, status, time.perf_counter() - began_at)
+
+    return timed
 
 
 def _guarded(context: WebContext, endpoint: Endpoint, roles: frozenset[Role]) -> Handler:

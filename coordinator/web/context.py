@@ -16,6 +16,7 @@ from coordinator.ledger import views
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.queries import Queries
 from coordinator.ledger.views import Pool
+from coordinator.metrics import Metrics
 from coordinator.upload_tokens import UploadTokens
 from coordinator.web.access import Access, Caller
 from coordinator.web.errors import RefusedError
@@ -82,6 +83,7 @@ class WebContext:
     max_artifact_bytes: int = 512 * 1024 * 1024
     why: Callable[[views.Row], list[str]] = lambda _: []  # of a job with its attempts: why it is where it is
     aside: Callable[[str], list[dict[str, Any]]] = lambda _: []  # of a worker: the lanes that it gets nothing from
+    metrics: Metrics = field(default_factory=Metrics)
     callback_again: Callable[[UUID, str], Awaitable[bool]] = _no_callback  # (job, who says so); False: it has none
     base_url: str | None = None  # how readers reach this server; None = as the request at hand did
     sparing: Sparing = field(default_factory=Sparing)  # between the page and the counts of all jobs
