@@ -54,6 +54,7 @@ from coordinator.web.app import Runner, WebContext, make_app, serve
 from coordinator.workers import Directory
 from shared import subjects
 from shared.bus import Bus
+from shared.errors import LedgerDownError
 from shared.failpoints import Failpoint, reach
 from shared.loops import Loop
 from shared.states import WorkerState
@@ -287,6 +288,9 @@ def _compose(
     presence = PresenceDesk(bus, ledger, queries, directory, dispatcher, lanes, policy)
     doors = Doors((heartbeats.subscribe, claims.subscribe, presence.subscribe), lambda: reaper.reaches_ledger)
     loops.append(Loop("doors", doors.once, every_s=0.5, max_failures=MAX_FAILURES))
+    for loop in loops:
+        if loop.name != "reaper":  # that one says that the ledger is away; a dozen would be a page of it
+            loop.quiet_about = LedgerDownError
     by_name = {loop.name: loop for loop in loops}
     dispatcher.on_wake(by_name["dispatcher"].wake)
     callbacks.wake = results.on_marked = by_name["callbacks"].wake
