@@ -6,7 +6,7 @@ lanes (the fullest MOST_LANES, the rest as `other`), routes and loops: nobody ou
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -37,26 +37,12 @@ class Reading:
     workers: Sequence[Mapping[str, Any]] = ()
 
 
-@dataclass(slots=True)
 class Metrics:
     """One registry for one coordinator; nothing is global."""
 
-    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-    _admitted: Counter = field(init=False)
-    _settled: Counter = field(init=False)
-    _ended: Counter = field(init=False)
-    _errors: Counter = field(init=False)
-    _lapses: Counter = field(init=False)
-    _resumed: Counter = field(init=False)
-    _took: Histogram = field(init=False)
-    _waited: Histogram = field(init=False)
-    _commit: Histogram = field(init=False)
-    _batch: Histogram = field(init=False)
-    _answered: Histogram = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         """Make every metric."""
-        to = self.registry
+        to = self.registry = CollectorRegistry()
         self._admitted = Counter("tandem_jobs_admitted", "Jobs admitted.", ["kind"], registry=to)
         self._settled = Counter("tandem_jobs_settled", "Jobs that settled.", ["kind", "state"], registry=to)
         self._ended = Counter("tandem_attempts_ended", "Attempts that ended.", ["kind", "outcome"], registry=to)

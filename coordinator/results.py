@@ -31,7 +31,7 @@ class Results:
     queries: Queries
     base_url: str  # of the artifacts' addresses
     published: int = 0
-    on_marked: Callable[[], None] = lambda: None  # callbacks may have begun; set by the composition
+    on_callbacks: Callable[[], None] = lambda: None  # some have begun; set by the composition
     _sources: set[str] = field(default_factory=set)  # whose consumers are known to exist
 
     def forget(self) -> None:
@@ -55,7 +55,8 @@ class Results:
                 reach(Failpoint.RESULT_UNMARKED)
                 await self.queries.mark_published([self._marked(row) for row in acknowledged])
                 self.published += len(acknowledged)
-                self.on_marked()
+                if any(row.callback_url for row in acknowledged):
+                    self.on_callbacks()
             for error in done:
                 if isinstance(error, BaseException):
                     raise error

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 import orjson
 import structlog
@@ -203,7 +202,7 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
                 why=Reasons(coordinator.directory, coordinator.dispatcher.is_paused).of,
                 aside=coordinator.directory.aside_of,
                 metrics=metrics,
-                callback_again=_callback_again(coordinator),
+                callback_again=coordinator.callbacks.again,
                 base_url=settings.public_url,
                 max_artifact_bytes=settings.max_artifact_bytes,
             )
@@ -293,7 +292,7 @@ def _compose(
             loop.quiet_about = LedgerDownError
     by_name = {loop.name: loop for loop in loops}
     dispatcher.on_wake(by_name["dispatcher"].wake)
-    callbacks.wake = results.on_marked = by_name["callbacks"].wake
+    callbacks.wake = results.on_callbacks = by_name["callbacks"].wake
     effects.connect(ledger, dispatcher=dispatcher, results=by_name["results"], reconciler=by_name["reconciler"])
     return Coordinator(
         settings=settings,
@@ -435,15 +434,6 @@ def _orders(coordinator: Coordinator) -> Callable[[str, str, str], Awaitable[Non
             await coordinator.bus.publish(subjects.control(worker), orjson.dumps({"type": what}))
 
     return order
-
-
-def _callback_again(coordinator: Coordinator) -> Callable[[UUID, str], Awaitable[bool]]:
-    async def again(job_id: UUID, actor: str) -> bool:
-        armed = await coordinator.queries.callback_again(job_id, actor=actor)
-        coordinator.callbacks.wake()
-        return armed
-
-    return again
 
 
 def _lane_pauses(coordinator: Coordinator) -> Callable[[str, bool, str], Awaitable[None]]:
