@@ -31,7 +31,10 @@ class Adopting(Protocol):
     """What an executor has if running an attempt again finds the work that is going on, or its result."""
 
     async def abandon(self, job_id: str, epoch: int) -> None:
-        """Stop what is left of an attempt that is no longer ours; never raises for a backend that is away."""
+        """Stop what is left of an attempt that is no longer ours, and wait until it has stopped, in bounded time.
+
+        Never raises for a backend that is away.
+        """
 
 
 class Claimed(Open):
@@ -129,6 +132,8 @@ def _granted(attempt: Attempt, job: RunnableJob, deadline_s: float) -> Granted:
         lease_ttl_s=0,
         heartbeat_s=attempt.heartbeat_s,
         deadline_s=deadline_s,
+        no_progress_s=job.no_progress_s,
+        unexplained=job.unexplained,
         upload=attempt.upload,
         job=GrantedJob(id=attempt.job_id, kind=job.kind, model=job.model, spec=spec, labels=dict(job.labels)),
     )

@@ -106,9 +106,10 @@ class Runner:
             await self.journal.forget(str(attempt.job_id), attempt.epoch)
 
     async def drop(self, claimed: Claimed) -> None:
-        """Give up what an earlier process began, and have its executor stop it."""
+        """Give up what an earlier process began, and have its executor stop it; nothing takes its place before that."""
         job_id, epoch = claimed.granted.job.id, claimed.granted.epoch
-        await _abandon(self.registry.named(claimed.executor), job_id, epoch)
+        async with self.registry.going_on(claimed.executor, str(job_id), epoch):
+            await _abandon(self.registry.named(claimed.executor), job_id, epoch)
         await self.journal.forget(str(job_id), epoch)
 
     async def _carry_out(

@@ -314,7 +314,12 @@ class _Agent:
         return held
 
     async def _taken_up(self, attempt: Attempt, claimed: Claimed, slot: Slot) -> None:
-        """Go on with an attempt of an earlier process once the coordinator knows that it is this one's."""
+        """Go on with an attempt of an earlier process, whose backend goes on with it all the time."""
+        async with self._parts.registry.going_on(claimed.executor, str(attempt.job_id), attempt.epoch):
+            await self._take_up(attempt, claimed, slot)
+
+    async def _take_up(self, attempt: Attempt, claimed: Claimed, slot: Slot) -> None:
+        """Go on with it once the coordinator knows that it is this process's."""
         ready = asyncio.create_task(self._ready.wait(), name="wait ready")
         try:
             await first_of(ready, attempt.stopped)

@@ -28,7 +28,7 @@ from coordinator.artifact_files import (
     listed,
     remove_unless_locked,
 )
-from shared.errors import TandemError, UnreachableError
+from shared.errors import ConfigurationError, TandemError, UnreachableError
 
 __all__ = [
     "ArtifactStore",
@@ -133,8 +133,12 @@ class FolderStore:
 
     async def prepare(self) -> None:
         """See ArtifactStore.prepare; removes what interrupted uploads left, too."""
-        await self._run(self._make_folders)
-        await self._run(self._tidy)
+        try:
+            await self._run(self._make_folders)
+            await self.tidy(older_than_s=0.0)
+        except (OSError, StoreDownError) as error:
+            msg = f"artifacts: {self._root} can't be used: {error}"
+            raise ConfigurationError(msg) from error
 
     def close(self) -> None:
         """Let the threads end; transfers under way finish their current chunk."""
@@ -162,6 +166,8 @@ class FolderStore:
             if error.errno in _FULL:
                 msg = f"no room for {size} bytes"
                 raise NoRoomError(msg) from error
+            if isinstance(error, FileNotFoundError):  # not a file: the folder, such as a disk that is not mounted
+                raise _down(error) from error
             raise
         finally:
             await asyncio.shield(self._run(incoming.discard))  # a second cancellation does not stop it
@@ -208,13 +214,21 @@ class FolderStore:
 
     async def tidy(self, *, older_than_s: float) -> int:  # noqa: ARG002 - locks tell who is alive
         """See ArtifactStore.tidy."""
-        return await self._run(self._tidy)
+        try:
+            return await self._run(self._tidy)
+        except FileNotFoundError as error:
+            raise _down(error) from error
 
     def _path(self, sha256: str) -> Path:
         return self._root / content_path(sha256)
 
     async def _run(self, function: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) or error.errno in _FULL:
+                raise  # the caller knows what these mean
+            raise _down(error) from error
 
     def _make_folders(self) -> None:
         self._incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -222,6 +236,10 @@ class FolderStore:
 
     def _tidy(self) -> int:
         return sum(remove_unless_locked(path) for path in self._incoming.iterdir())
+
+
+def _down(error: OSError) -> StoreDownError:
+    return StoreDownError(f"the artifact folder can't be used: {error.strerror or error}")
 
 
 def content_path(sha256: str) -> str:

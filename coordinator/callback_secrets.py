@@ -9,7 +9,7 @@ from pydantic import SecretStr
 from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 
 from shared.errors import ConfigurationError
-from shared.private_file import create_private
+from shared.private_file import load_or_create
 
 _BYTES = 32  # Standard Webhooks: 24 to 64
 
@@ -29,19 +29,15 @@ class CallbackSecrets:
     @classmethod
     def load_or_create(cls, path: Path, own: Mapping[str, SecretStr]) -> "CallbackSecrets":
         """Use the default in this file, made (0600) if there is none; refuse one that others may read."""
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made = base64.b64encode(secrets.token_bytes(_BYTES)).decode()
-            create_private(path, f"whsec_{made}\n".encode())
-        mode = path.stat().st_mode & 0o777
-        if mode & 0o077:
-            msg = f"{path} must be readable by its owner only: chmod 600 (it is {mode:o})"
-            raise ConfigurationError(msg)
-        return cls(SecretStr(path.read_text().strip()), own)
+        return cls(SecretStr(load_or_create(path, _make)), own)
 
     def of(self, source: str) -> str:
         """Return what callbacks of this source are signed with."""
         return self._own.get(source, self._default).get_secret_value()
+
+
+def _make() -> str:
+    return f"whsec_{base64.b64encode(secrets.token_bytes(_BYTES)).decode()}"
 
 
 def _is_secret(text: str) -> bool:

@@ -23,6 +23,7 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import aiohttp
 import structlog
@@ -30,7 +31,7 @@ from standardwebhooks import Webhook
 
 from coordinator.addresses import Network, is_allowed, is_named
 from coordinator.ledger.queries import CallbackRow, Queries
-from shared.backoff import JITTER
+from shared.backoff import retry_delay_s
 from shared.errors import LedgerDownError
 from shared.failpoints import Failpoint, reach
 
@@ -61,13 +62,13 @@ def pause_s(attempts: int, jitter: float, asked_s: float | None = None) -> float
 
     A receiver may ask for longer (Retry-After), up to the same hour.
     """
-    usual = min(_BASE_S * float(_FACTOR ** min(max(attempts - 1, 0), 12)), _MOST_S) * (1 + JITTER * jitter)
+    usual = retry_delay_s(attempts, jitter, base_s=_BASE_S, most_s=_MOST_S, factor=_FACTOR)
     return max(usual, min(asked_s or 0.0, _MOST_S))
 
 
 @dataclass(slots=True)
 class Callbacks:
-    """Each round begins what is due and there is room for; the tries run beside it. `async with` opens the session."""
+    """Each round begins what is due and there is room for; the tries run beside it, until `close`."""
 
     queries: Queries
     secret_of: Callable[[str], str]  # a source's, as `whsec_...`
@@ -89,6 +90,12 @@ class Callbacks:
             task = asyncio.create_task(self._try(row), name=f"callback:{row.webhook_id}")
             self._running[task] = row.host
             task.add_done_callback(self._ended)
+
+    async def again(self, job_id: UUID, actor: str) -> bool:
+        """Send a job's last callback again, since a person said so; False if it never had one."""
+        armed = await self.queries.callback_again(job_id, actor=actor)
+        self.wake()
+        return armed
 
     async def close(self) -> None:
         """Stop what is being tried; it is tried again when its time is over."""

@@ -1,4 +1,4 @@
-"""`tandem`: runs a coordinator, or talks to one. Its commands: `cli_serve`, `cli_submit`, `cli_jobs`.
+"""`tandem`: runs a coordinator, or talks to one. Its commands are in `cli_*.py`, by what they are about.
 
 Exit status: 0 ok, 1 failed, 2 usage or settings, 3 a server can't be reached; each with one line on stderr that says
 why. What a command is asked for goes to stdout, everything else to stderr. Commands import what they need when they
@@ -11,7 +11,7 @@ from typing import Final
 import typer
 from pydantic import ValidationError
 
-from coordinator import cli_hooks, cli_jobs, cli_logs, cli_serve, cli_submit
+from coordinator import cli_hooks, cli_jobs, cli_logs, cli_operations, cli_serve, cli_submit
 from coordinator.cli_words import settings_faults, unparsed_setting
 from shared.errors import ConfigurationError, LedgerDownError, TandemError, UnreachableError
 from shared.wire import BadMessageError
@@ -39,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Hands generation jobs to the Macs of a small team, and brings each result back exactly once.",
 )
-for _part in (cli_serve, cli_submit, cli_jobs, cli_hooks, cli_logs):
+for _part in (cli_serve, cli_submit, cli_jobs, cli_operations, cli_hooks, cli_logs):
     _part.register(app)
 
 

@@ -180,7 +180,7 @@ def callbacks(
     typer.echo(cli_show.as_json(found)) if json else cli_show_operations.undelivered(found)
 
 
-def _act(  # noqa: PLR0917 - where, which job, what
+def _act(
     url: str | None,
     token: str | None,
     data: Path | None,

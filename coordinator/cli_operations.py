@@ -95,7 +95,7 @@ def resume_lane(
     _pause(url, token, data, lane, paused=False, json=json)
 
 
-def _order(  # noqa: PLR0917 - where, who, what
+def _order(
     url: str | None,
     token: str | None,
     data: Path | None,

@@ -12,11 +12,13 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import orjson
 import typer
 import uvloop
 from pydantic import SecretStr
 
 from coordinator.cli_where import DEFAULT_DATA, Data, Json, connection_of
+from coordinator.up_folder import AUDIT
 from shared import log
 from shared.errors import ConfigurationError
 
@@ -234,7 +236,7 @@ def _settings(config: Path | None, **flags: Any) -> "CoordinatorSettings":
 def _settings_of(data: Path) -> "CoordinatorSettings":
     """Return how the folder of a running `tandem up` is reached from inside."""
     connection = connection_of(data)
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError):  # stopped just now, or only half a folder
         seed = (data.expanduser() / "identities" / "coordinator.seed").read_text().strip()
         return _settings(
             None,
@@ -243,7 +245,7 @@ def _settings_of(data: Path) -> "CoordinatorSettings":
             http=connection["http"].partition("://")[2],
             nats_seed=SecretStr(seed),
             artifacts=data.expanduser() / "artifacts",
-            **connection.get("settings", {}),
+            **orjson.loads((data.expanduser() / AUDIT).read_bytes()),
         )
     msg = f"{data} has no coordinator's identity"
     raise ConfigurationError(msg)

@@ -1,162 +1,225 @@
-"""What is counted as it happens: from the ledger's committed decisions, and from the HTTP side.
+"""What Prometheus is told (`GET /metrics`): transitions are counted once committed, the rest is read at a scrape.
 
-`Metrics.decided` is one of the ledger's `on_decided`, so a count stands for something committed, by this coordinator
-(sum over several). What is read when somebody asks is in `metrics_state.py`; docs/monitoring.md says what each means.
-
-Labels are bounded: words of ours, routes, and kinds, of which the first KINDS_MOST are told apart. No worker, job,
-model or publisher is a label here.
+Counters and histograms are this coordinator's own: sum them over the coordinators. Gauges of jobs, lanes and workers
+are the ledger's: every coordinator says the same, so take one of them (`max`). Labels are words of the protocol, kinds,
+lanes (the fullest MOST_LANES, the rest as `other`), routes and loops: nobody outside makes new ones at will.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
 
-from coordinator.decision_log import ran_s, waited_s
-from coordinator.ledger.model import (
-    Admit,
-    Admitted,
-    Attempt,
-    Claim,
-    Command,
-    Conflict,
-    Decided,
-    Denial,
-    FileReport,
-    Heartbeat,
-    Held,
-    Job,
-    Judged,
-    Lost,
-    SameJob,
-)
-from shared.states import SETTLED, AttemptOutcome, DenyReason, JobState, Lapse, LostReason, Verdict
+from coordinator.ledger.model import Job
+from shared.states import AttemptOutcome, JobState
 
-KINDS_MOST: Final = 50
-OTHER: Final = "other"
-_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT"})
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-_WAITS_S: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
-_RUNS_S: Final = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
-_COMMITS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
-_BATCHES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500)
-_ANSWERS_S: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+MOST_LANES: Final = 200
+
+_SECONDS: Final = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
+_COMMIT_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+_BATCH: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+_ANSWER_S: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 15)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What is read for a scrape: the machinery's status, and, unless the ledger is away, what the ledger says."""
+
+    status: Mapping[str, Any]  # as `Coordinator.status` returns it
+    ready: bool
+    counts: Mapping[str, int] | None = None  # jobs by state
+    lanes: Sequence[Mapping[str, Any]] = ()
+    workers: Sequence[Mapping[str, Any]] = ()
 
 
 class Metrics:
-    """The counters and histograms of one coordinator, in a registry of their own."""
+    """One registry for one coordinator; nothing is global."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._kinds: set[str] = set()
-        self._submissions = self._counter("submissions", "Submissions decided.", "kind", "outcome")
-        self._granted = self._counter("claims_granted", "Leases granted.", "kind")
-        self._denied = self._counter("claims_denied", "Claims that were denied.", "reason")
-        self._heartbeats = self._counter("heartbeats", "Heartbeats that extended a lease.")
-        self._heartbeats_lost = self._counter("heartbeats_lost", "Heartbeats whose lease was gone.", "reason")
-        self._resumed = self._counter("leases_resumed", "Lapsed leases that were heard of in time.")
-        self._lapses = self._counter("lease_losses", "Leases that ended under their holder.", "kind", "how")
-        self._reports = self._counter("reports", "Reports judged.", "verdict")
-        self._attempts = self._counter("attempts", "Attempts that ended.", "kind", "outcome")
-        self._retries = self._counter("retries", "Jobs that wait again after an end.", "class")
-        self._settled = self._counter("jobs_settled", "Jobs that came to an end.", "kind", "state")
-        self._waited = self._histogram("job_wait_seconds", "From due to claimed.", _WAITS_S, "kind")
-        self._ran = self._histogram("attempt_seconds", "From claimed to an accepted result.", _RUNS_S, "kind")
-        self._took = self._histogram("job_seconds", "From admitted to completed.", _WAITS_S, "kind")
-        self._commits = self._histogram("ledger_commit_seconds", "A group commit, with its decisions.", _COMMITS_S)
-        self._batches = self._histogram("ledger_commit_commands", "Commands in a group commit.", _BATCHES)
-        self._requests = self._counter("http_requests", "Requests answered.", "method", "route", "status")
-        self._answers = self._histogram("http_request_seconds", "From request to answer.", _ANSWERS_S, "route")
-        by_word = (self._denied, DenyReason), (self._heartbeats_lost, LostReason), (self._reports, Verdict)
-        for counter, words in by_word:
-            for word in words:
-                counter.labels(word.value)  # zero is told too: the first one must show as an increase
+        """Make every metric."""
+        to = self.registry = CollectorRegistry()
+        self._admitted = Counter("tandem_jobs_admitted", "Jobs admitted.", ["kind"], registry=to)
+        self._settled = Counter("tandem_jobs_settled", "Jobs that settled.", ["kind", "state"], registry=to)
+        self._ended = Counter("tandem_attempts_ended", "Attempts that ended.", ["kind", "outcome"], registry=to)
+        self._errors = Counter("tandem_attempt_errors", "Reported errors.", ["kind", "error_class"], registry=to)
+        self._lapses = Counter("tandem_lease_losses", "Leases that ran out, by what is known.", ["code"], registry=to)
+        self._resumed = Counter("tandem_leases_resumed", "Lapsed attempts that were heard of again.", registry=to)
+        self._took = Histogram("tandem_attempt_seconds", "Claim to result.", ["kind"], buckets=_SECONDS, registry=to)
+        self._waited = Histogram("tandem_wait_seconds", "Due to first claim.", ["kind"], buckets=_SECONDS, registry=to)
+        self._commit = Histogram("tandem_commit_seconds", "One group commit.", buckets=_COMMIT_S, registry=to)
+        self._batch = Histogram("tandem_commit_commands", "Commands in one.", buckets=_BATCH, registry=to)
+        self._answered = Histogram(
+            "tandem_http_seconds", "HTTP answers.", ["method", "route", "status"], buckets=_ANSWER_S, registry=to
+        )
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"tandem_{name}", text, labels, registry=self.registry)
+    # ---- as it happens
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
-        return Histogram(f"tandem_{name}", text, labels, buckets=buckets, registry=self.registry)
-
-    def served(self, method: str, route: str, status: int, took_s: float | None) -> None:
-        """Count an HTTP answer; `took_s` None: it stayed open because it is a stream."""
-        self._requests.labels(method if method in _METHODS else OTHER, route, str(status)).inc()
-        if took_s is not None:
-            self._answers.labels(route).observe(took_s)
-
-    def decided(self, decided: Sequence[Decided], took_s: float) -> None:
-        """Count what a commit decided and changed."""
-        self._commits.observe(took_s)
-        self._batches.observe(len(decided))
-        for one in decided:
-            self._count_answer(one)
-            if one.after is not None and one.after is not one.before and one.before is not None:
-                self._count_change(one.command, one.before, one.after)
-
-    def _count_answer(self, one: Decided) -> None:
-        match one.command, one.answer:
-            case Heartbeat(), Held(resumed=resumed):
-                self._heartbeats.inc()
-                if resumed:
-                    self._resumed.inc()
-            case Heartbeat(), Lost(reason):
-                self._heartbeats_lost.labels(str(reason)).inc()
-            case Claim(), Denial(reason):
-                self._denied.labels(str(reason)).inc()
-            case FileReport(), Judged(verdict):
-                self._reports.labels(str(verdict)).inc()
-            case Admit(kind=kind), Admitted():
-                self._submissions.labels(self._kind(kind), "admitted").inc()
-            case Admit(kind=kind), SameJob():
-                self._submissions.labels(self._kind(kind), "same").inc()
-            case Admit(kind=kind), Conflict():
-                self._submissions.labels(self._kind(kind), "conflict").inc()
-
-    def _count_change(self, command: Command, before: Job, after: Job) -> None:
-        kind, was, last = self._kind(after.kind), before.last, after.last
-        if last is not None and after.epoch != before.epoch:
-            self._granted.labels(kind).inc()
-            self._waited.labels(kind).observe(waited_s(before, last))
-            if was is not None and was.outcome is None:  # its lease was over, and the reaper had not come yet
-                self._count_lapse(kind, Lapse.SILENT if was.heartbeats else Lapse.LOST)
-        elif last is not None and was is not None and last.outcome is not was.outcome:
-            self._count_end(command, kind, last, again=after.state is JobState.PENDING)
-        if before.state in SETTLED and after.state is JobState.PENDING:
-            self._retries.labels("operator").inc()
-        elif after.state in SETTLED and before.state is not after.state:
-            self._count_settled(kind, after)
-
-    def _count_end(self, command: Command, kind: str, last: Attempt, *, again: bool) -> None:
-        """Count how an attempt ended, unless it was resumed, or an operator shut the door behind a lapsed one."""
-        if last.outcome is None or last.outcome is AttemptOutcome.CLOSED:
+    def changed(self, before: Job | None, after: Job) -> None:
+        """Count one committed change of a job."""
+        kind = after.kind
+        if before is None:
+            self._admitted.labels(kind).inc()
+        if after.finished_at is not None and (before is None or before.state is not after.state):
+            self._settled.labels(kind, str(after.state)).inc()
+        last, was = after.last, before.last if before else None
+        if last is None:
             return
-        error = last.error or {}
-        if last.outcome is AttemptOutcome.LEASE_EXPIRED:
-            self._count_lapse(kind, error.get("code", Lapse.LOST), again=again)
+        if after.epoch == 1 and after.state is JobState.PROCESSING and was is None:
+            self._waited.labels(kind).observe(max(0.0, (last.claimed_at - after.run_after).total_seconds()))
+        ended_before = was.outcome if was is not None and was.epoch == last.epoch else None
+        if last.outcome is None:
+            if ended_before is not None:
+                self._resumed.inc()
+        elif last.outcome is not ended_before:
+            self._end(after)
+
+    def _end(self, job: Job) -> None:
+        last = job.last
+        assert last is not None
+        assert last.outcome is not None
+        self._ended.labels(job.kind, str(last.outcome)).inc()
+        code, error_class = ((last.error or {}).get(name) for name in ("code", "class"))
+        if last.outcome is AttemptOutcome.FAILED:
+            self._errors.labels(job.kind, str(error_class)).inc()
+        elif last.outcome is AttemptOutcome.LEASE_EXPIRED:
+            self._lapses.labels(str(code)).inc()
+        elif last.outcome is AttemptOutcome.COMPLETED and last.ended_at is not None:
+            self._took.labels(job.kind).observe((last.ended_at - last.claimed_at).total_seconds())
+
+    def committed(self, commands: int, took_s: float) -> None:
+        """Note one group commit."""
+        self._commit.observe(took_s)
+        self._batch.observe(commands)
+
+    def answered(self, method: str, route: str, status: int, took_s: float) -> None:
+        """Note one HTTP answer; `route` is the route's pattern, not the path."""
+        self._answered.labels(method, route, str(status)).observe(took_s)
+
+    # ---- at a scrape
+
+    def exposition(self, reading: Reading) -> bytes:
+        """Return everything in Prometheus's text form."""
+        read = CollectorRegistry()
+        read.register(_Read(reading))
+        return generate_latest(self.registry) + generate_latest(read)
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # the registry keeps it by its identity
+class _Read:
+    """The metrics that are read."""
+
+    reading: Reading
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield them; called by the registry."""
+        yield _gauge("tandem_ready", "1 = this coordinator can do its work.", [((), float(self.reading.ready))])
+        yield from self._machinery()
+        yield from self._ledger()
+
+    def _machinery(self) -> Iterator[Metric]:
+        status = self.reading.status
+        counts = status["counts"]
+        bus, ledger, loops = status["bus"], status["ledger"], status["loops"]
+        yield _gauge("tandem_bus_connected", "1 = connected to NATS.", [((), float(bus["connected"]))])
+        yield _counter("tandem_bus_connections", "Connections to NATS so far.", [((), bus["connections"])])
+        yield _gauge("tandem_ledger_connected", "1 = the writer is connected.", [((), float(ledger["connected"]))])
+        yield _gauge("tandem_ledger_waiting", "Commands that wait for the writer.", [((), ledger["waiting"])])
+        yield _counter("tandem_ledger_outages", "Batches that found Postgres away.", [((), ledger["outages"])])
+        rows = [((name,), one["failures"]) for name, one in loops.items()]
+        yield _gauge("tandem_loop_failures", "Failed rounds in a row.", rows, ["loop"])
+        rows = [((name,), one["rounds"]) for name, one in loops.items()]
+        yield _counter("tandem_loop_rounds", "Rounds that succeeded.", rows, ["loop"])
+        denied = [((reason,), count) for reason, count in counts["denied"].items()]
+        yield _counter("tandem_claims_granted", "Claims that were granted.", [((), counts["granted"])])
+        yield _counter("tandem_claims_denied", "Claims that were denied.", denied, ["reason"])
+        verdicts = [((verdict,), count) for verdict, count in counts["verdicts"].items()]
+        yield _counter("tandem_reports", "Reports by the ledger's verdict.", verdicts, ["verdict"])
+        tries = [((why,), count) for why, count in counts["callbacks_failed"].items()]
+        yield _counter("tandem_callbacks_failed", "Tries of callbacks that failed.", tries, ["why"])
+        for name, (key, text) in _COUNTED.items():
+            yield _counter(name, text, [((), counts[key])])
+        yield _gauge("tandem_set_aside", "Workers set aside, by lane.", [((), counts["set_aside"])])
+
+    def _ledger(self) -> Iterator[Metric]:
+        counts = self.reading.counts
+        yield _gauge("tandem_ledger_up", "1 = the ledger answers.", [((), float(counts is not None))])
+        if counts is None:
             return
-        self._attempts.labels(kind, str(last.outcome)).inc()
-        if last.outcome is AttemptOutcome.COMPLETED:
-            self._ran.labels(kind).observe(ran_s(last))
-        released = last.outcome is AttemptOutcome.RELEASED
-        if released and not isinstance(command, FileReport):  # presence no longer lists it
-            self._lapses.labels(kind, "ghost_lease").inc()
-        if again:
-            self._retries.labels("released" if released else error.get("class", OTHER)).inc()
+        yield _gauge("tandem_jobs", "Jobs by state.", [((state,), jobs) for state, jobs in counts.items()], ["state"])
+        lanes = _bounded(self.reading.lanes)
+        rows: list[_Row]
+        rows = [((n, what), lane[what]) for n, lane in lanes.items() for what in ("waiting", "offered", "processing")]
+        yield _gauge("tandem_lane_jobs", "Jobs that are not settled, by lane.", rows, ["lane", "state"])
+        rows = [((name,), lane["waits_s"]) for name, lane in lanes.items()]
+        yield _gauge("tandem_lane_waits_seconds", "How long the oldest due job waits.", rows, ["lane"])
+        rows = [((name,), lane["paused"]) for name, lane in lanes.items()]
+        yield _gauge("tandem_lane_paused", "1 = paused by a person.", rows, ["lane"])
+        yield _gauge("tandem_workers", "Workers by state.", list(_workers(self.reading.workers)), ["state"])
 
-    def _count_lapse(self, kind: str, how: str, *, again: bool = True) -> None:
-        self._lapses.labels(kind, str(how)).inc()
-        self._attempts.labels(kind, str(AttemptOutcome.LEASE_EXPIRED)).inc()
-        if again:
-            self._retries.labels("lapsed").inc()
 
-    def _count_settled(self, kind: str, after: Job) -> None:
-        self._settled.labels(kind, str(after.state)).inc()
-        if after.state is JobState.COMPLETED and after.finished_at is not None:
-            self._took.labels(kind).observe(max((after.finished_at - after.created_at).total_seconds(), 0.0))
+_COUNTED: Final = {
+    "tandem_submissions_refused": ("refused", "Submissions that were refused."),
+    "tandem_offers": ("offered", "Offers made."),
+    "tandem_offers_unclaimed": ("unclaimed", "Offers made anew since nobody claimed them."),
+    "tandem_heartbeats": ("heartbeats", "Heartbeats taken."),
+    "tandem_heartbeats_lost": ("heartbeats_lost", "Heartbeats of a lease that was lost."),
+    "tandem_heartbeats_bad": ("heartbeats_bad", "Heartbeats that could not be read."),
+    "tandem_foreign_senders": ("foreign_senders", "Messages of another sender than they say."),
+    "tandem_reports_unreadable": ("reports_unreadable", "Reports that could not be read."),
+    "tandem_ghost_leases": ("ghost_leases", "Leases ended since their worker did not list them."),
+    "tandem_departed": ("departed", "Leases ended since their process was gone."),
+    "tandem_results_published": ("published", "Results that RESULTS has acknowledged."),
+    "tandem_callbacks_delivered": ("callbacks_delivered", "Callbacks that were taken."),
+    "tandem_callbacks_given_up": ("callbacks_given_up", "Callbacks given up."),
+    "tandem_effects_lost": ("effects_lost", "Effects that were left to the reconciler."),
+    "tandem_mended_missing": ("mended_missing", "Offers whose message was missing."),
+    "tandem_mended_orphaned": ("mended_orphaned", "Messages of jobs that were not offered."),
+    "tandem_jobs_moved": ("moved", "Waiting jobs moved to another of their models."),
+}
 
-    def _kind(self, kind: str) -> str:
-        if kind not in self._kinds:
-            if len(self._kinds) >= KINDS_MOST:
-                return OTHER
-            self._kinds.add(kind)
-        return kind
+_Row = tuple[tuple[str, ...], float]
+_Rows = Sequence[_Row]
+
+
+def _gauge(name: str, text: str, rows: _Rows, labels: Sequence[str] = ()) -> Metric:
+    made = GaugeMetricFamily(name, text, labels=labels)
+    for values, number in rows:
+        made.add_metric(values, number)
+    return made
+
+
+def _counter(name: str, text: str, rows: _Rows, labels: Sequence[str] = ()) -> Metric:
+    made = CounterMetricFamily(name, text, labels=labels)
+    for values, number in rows:
+        made.add_metric(values, number)
+    return made
+
+
+def _bounded(lanes: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the lanes with most to do, and all others as one."""
+    ordered = sorted(lanes, key=lambda lane: -(lane["waiting"] + lane["offered"] + lane["processing"]))
+    found: dict[str, dict[str, float]] = {}
+    for number, lane in enumerate(ordered):
+        into = found.setdefault(
+            lane["name"] if number < MOST_LANES else "other",
+            {"waiting": 0, "offered": 0, "processing": 0, "waits_s": 0, "paused": 0},
+        )
+        for what in ("waiting", "offered", "processing"):
+            into[what] += lane[what]
+        into["waits_s"] = max(into["waits_s"], lane["waits_s"] or 0.0)
+        into["paused"] = max(into["paused"], float(lane["paused"]))
+    return found
+
+
+def _workers(workers: Iterable[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, ...], float]]:
+    states: dict[str, int] = {"ready": 0, "draining": 0, "paused": 0, "unhealthy": 0, "away": 0}
+    for worker in workers:
+        said = (worker["presence"] or {}).get("state") if worker["present"] else "away"
+        if said in states:
+            states[said] += 1
+    yield from (((state,), float(count)) for state, count in states.items())

@@ -8,6 +8,7 @@ worker refused (`elsewhere`) is not tried again with a model named earlier, so t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Protocol
 from uuid import UUID
 
@@ -83,9 +84,10 @@ class Placement:
         poor = [lane for lane in self.lanes() if self.standing(lane) is not Standing.PRESENT]
         rows = await self.queries.movable(poor, self._after, _MOST_A_ROUND)
         self._after = rows[-1].id if len(rows) == _MOST_A_ROUND else None
+        standing = cache(self.standing)  # the jobs ask about the same few lanes, and each answer looks at every worker
         orders: list[Withdraw | Relane] = []
         for row in rows:
-            model = better_model(row, self.standing)
+            model = better_model(row, standing)
             if model is None:
                 continue
             if row.offered_at is not None:

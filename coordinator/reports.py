@@ -7,7 +7,8 @@ record with its reason, answered, and taken off at once, so that it never stands
 import asyncio
 import hashlib
 import random
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 import orjson
 import structlog
@@ -41,6 +42,7 @@ class Reports:
     queries: Queries
     directory: Directory
     judged: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
     unreadable: int = 0
 
     async def run(self) -> None:
@@ -74,6 +76,7 @@ class Reports:
             else:
                 assert isinstance(answer, Judged)
                 self.judged += 1
+                self.verdicts[answer.verdict] += 1
                 if answer.verdict is not Verdict.ACCEPTED:  # an accepted one is the attempt's line
                     _log.info(
                         "report judged",

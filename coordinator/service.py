@@ -8,18 +8,17 @@ web: HTTP on the same ledger
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 import orjson
 import structlog
 from pydantic import SecretStr
 
+from coordinator.artifact_health import WatchedStore
 from coordinator.artifact_stores import store_of
-from coordinator.artifacts import ArtifactStore
 from coordinator.callback_secrets import CallbackSecrets
 from coordinator.callbacks import Callbacks
 from coordinator.claims import Claims
@@ -38,11 +37,11 @@ from coordinator.lanes import LaneConsumers
 from coordinator.ledger.database import open_pool
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.migrate import migrate
+from coordinator.ledger.model import Decided, Job
 from coordinator.ledger.publications import Publications
 from coordinator.ledger.queries import Queries
 from coordinator.log_lines import LogLines
 from coordinator.metrics import Metrics
-from coordinator.metrics_state import worker_states
 from coordinator.outlook import Outlook
 from coordinator.placement import Placement
 from coordinator.presence import PresenceDesk
@@ -62,6 +61,7 @@ from coordinator.web.sessions import session_key
 from coordinator.workers import Directory
 from shared import log, subjects
 from shared.bus import Bus
+from shared.errors import LedgerDownError
 from shared.failpoints import Failpoint, reach
 from shared.loops import Loop
 from shared.states import WorkerState
@@ -98,6 +98,7 @@ class Coordinator:
     heartbeats: Heartbeats
     presence: PresenceDesk
     departures: Departures | None
+    store: WatchedStore
     sweeper: Sweeper
     outlook: Outlook
     placement: Placement
@@ -112,6 +113,7 @@ class Coordinator:
         return {
             "bus": {"connected": self.bus.connected, "connections": self.bus.connections},
             "ledger": self.ledger.status(),
+            "store": self.store.status(),
             "loops": {loop.name: loop.status() for loop in self.loops},
             "counts": {
                 "admitted": self.intake.admitted,
@@ -127,6 +129,7 @@ class Coordinator:
                 "heartbeats_bad": self.heartbeats.bad,
                 "foreign_senders": self.directory.foreign,
                 "reports": self.reports.judged,
+                "verdicts": dict(self.reports.verdicts),
                 "reports_unreadable": self.reports.unreadable,
                 "expired": self.reaper.expired,
                 "clock_set_back": self.reaper.set_back,
@@ -180,18 +183,22 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         asyncio.TaskGroup() as tasks,
     ):
         stack.enter_context(log.kept(settings.log_file, most_bytes=settings.log_file_bytes, files=settings.log_files))
-        store = store_of(settings)
+        store = WatchedStore(store_of(settings))
         stack.callback(store.close)
         await store.prepare()
         effects, feed = Effects(bus, LaneConsumers(bus, settings.lease_ttl_s), tasks), Feed(bus)
         metrics = Metrics()
-        async with Ledger(
-            pool,
-            settings.policy(),
-            on_effects=effects.take,
-            on_changes=feed.changed,
-            on_decided=(log_decided, metrics.decided),
-        ) as ledger:
+
+        def changed(before: Job | None, after: Job) -> None:
+            feed.changed(before, after)
+            metrics.changed(before, after)
+
+        def decided(all_of_it: Sequence[Decided], took_s: float) -> None:
+            log_decided(all_of_it, took_s)
+            metrics.committed(len(all_of_it), took_s)
+
+        writer = Ledger(pool, settings.policy(), on_effects=effects.take, on_changes=changed, on_decided=decided)
+        async with writer as ledger:
             seed = settings.nats_watcher_seed
             watcher = await stack.enter_async_context(_bus(settings, "watcher", seed)) if seed else None
             publications = Publications(pool)
@@ -230,15 +237,13 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
                 why_idle=reasons.of_worker,
                 live=Live(lambda heard: bus.subscribe(subjects.EVENTS, heard)),
                 aside=coordinator.directory.aside_of,
-                callback_again=_callback_again(coordinator),
+                metrics=metrics,
+                callback_again=coordinator.callbacks.again,
                 publish_again=coordinator.publisher.again,
                 check_site=coordinator.publisher.check_now,
                 base_url=settings.public_url,
                 max_artifact_bytes=settings.max_artifact_bytes,
                 log_lines=LogLines(settings.log_file, settings.log_agents).of,
-                metrics=metrics,
-                metrics_open=settings.metrics_open,
-                worker_states=lambda: worker_states(coordinator.directory),
             )
             await coordinator.directory.once()  # custom kinds are known before the first submission
             runner = await serve(make_app(context), host, port)
@@ -262,7 +267,7 @@ def _compose(
     feed: Feed,
     tokens: UploadTokens,
     *,
-    store: ArtifactStore,
+    store: WatchedStore,
     publications: Publications,
 ) -> Coordinator:
     policy, lanes = settings.policy(), effects.lanes
@@ -325,6 +330,9 @@ def _compose(
     presence = PresenceDesk(bus, ledger, queries, directory, dispatcher, lanes, policy)
     doors = Doors((heartbeats.subscribe, claims.subscribe, presence.subscribe), lambda: reaper.reaches_ledger)
     loops.append(Loop("doors", doors.once, every_s=0.5, max_failures=MAX_FAILURES))
+    for loop in loops:
+        if loop.name != "reaper":  # that one says that the ledger is away; a dozen would be a page of it
+            loop.quiet_about = LedgerDownError
     by_name = {loop.name: loop for loop in loops}
     dispatcher.on_wake(by_name["dispatcher"].wake)
     callbacks.wake, publisher.wake = by_name["callbacks"].wake, by_name["publisher"].wake
@@ -348,6 +356,7 @@ def _compose(
         heartbeats=heartbeats,
         presence=presence,
         departures=departures,
+        store=store,
         sweeper=sweeper,
         outlook=outlook,
         placement=placement,
@@ -472,15 +481,6 @@ def _orders(coordinator: Coordinator) -> Callable[[str, str, str], Awaitable[Non
             await coordinator.bus.publish(subjects.control(worker), orjson.dumps({"type": what}))
 
     return order
-
-
-def _callback_again(coordinator: Coordinator) -> Callable[[UUID, str], Awaitable[bool]]:
-    async def again(job_id: UUID, actor: str) -> bool:
-        armed = await coordinator.queries.callback_again(job_id, actor=actor)
-        coordinator.callbacks.wake()
-        return armed
-
-    return again
 
 
 def _all_of(*calls: Callable[[], None]) -> Callable[[], None]:

@@ -89,7 +89,6 @@ class CoordinatorSettings(BaseSettings):
     log_file_bytes: int = Field(default=16 * 1024 * 1024, ge=64 * 1024)  # then it is begun anew
     log_files: int = Field(default=5, ge=2, le=100)  # how many are kept, the newest included
     log_agents: Path | None = None  # folder of agents on this machine: their files are searched for a job's lines too
-    metrics_open: bool = False  # /metrics asks nobody on this machine for a token
 
     @field_validator("public_url")
     @classmethod

@@ -25,7 +25,7 @@ from coordinator.embedded import EmbeddedNats, EmbeddedPostgres
 from coordinator.service import Coordinator, running
 from coordinator.settings import CoordinatorSettings
 from coordinator.up_agents import LocalAgents
-from coordinator.up_folder import CONNECTION, only_one, tokens_of, write_private
+from coordinator.up_folder import AUDIT, CONNECTION, only_one, tokens_of, write_private
 from shared.errors import ConfigurationError, TandemError, UnreachableError
 
 _log = structlog.get_logger()
@@ -126,8 +126,10 @@ async def running_up(plan: Plan) -> AsyncIterator[Up]:
         await LocalAgents.stop_orphans_in(data / "agents")
         for worker in plan.agents:
             await agents.start(worker)
-        connection = _connection(coordinator, nats, postgres, tokens) | {"settings": _for_the_audit(settings)}
-        stack.callback((data / CONNECTION).unlink, missing_ok=True)
+        connection = _connection(coordinator, nats, postgres, tokens)
+        for name in (AUDIT, CONNECTION):
+            stack.callback((data / name).unlink, missing_ok=True)
+        write_private(data / AUDIT, _for_the_audit(settings))
         write_private(data / CONNECTION, connection)
         yield Up(data, coordinator, nats, postgres, agents, connection)
 

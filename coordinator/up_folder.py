@@ -3,6 +3,7 @@
     DIR/up.lock           held by the one `tandem up` that runs here (flock: it ends with the process)
     DIR/tokens.json       made once, kept (0600)
     DIR/connection.json   there while it runs (0600); see PROTOCOL, Command line
+    DIR/audit.json        the same; the settings that `tandem audit` needs besides
 
 The rest belongs to NATS and Postgres (`embedded.py`), the artifact store, and the local agents (`up_agents.py`).
 """
@@ -21,6 +22,7 @@ from shared.folder_lock import FolderTakenError, lock
 from shared.private_file import replace_private
 
 CONNECTION = "connection.json"
+AUDIT = "audit.json"
 ROLES = ("admin", "publisher", "viewer")
 _TOKEN_BYTES = 32
 

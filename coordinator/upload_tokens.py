@@ -13,7 +13,7 @@ from uuid import UUID
 from pydantic import SecretStr
 
 from shared.errors import ConfigurationError
-from shared.private_file import create_private
+from shared.private_file import load_or_create
 
 _VERSION = "tu1"
 _LEAST_SECRET_CHARACTERS = 32
@@ -31,14 +31,7 @@ class UploadTokens:
     @classmethod
     def load_or_create(cls, path: Path) -> "UploadTokens":
         """Use the secret in this file, made (0600) if there is none; refuse one that others may read."""
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            create_private(path, f"{secrets.token_urlsafe(48)}\n".encode())
-        mode = path.stat().st_mode & 0o777
-        if mode & 0o077:
-            msg = f"{path} must be readable by its owner only: chmod 600 (it is {mode:o})"
-            raise ConfigurationError(msg)
-        return cls(SecretStr(path.read_text().strip()))
+        return cls(SecretStr(load_or_create(path, lambda: secrets.token_urlsafe(48))))
 
     def issue(self, job_id: UUID, epoch: int, worker: str) -> str:
         """Return the token for one epoch of one job; it is good for as long as the epoch is."""

@@ -17,6 +17,7 @@ from coordinator.ledger.queries import Queries, WorkerRow
 from coordinator.placement import Standing
 from coordinator.quarantine import EMPTY_CODES, Rules, SetAside, set_aside
 from shared import subjects
+from shared.errors import LedgerDownError
 from shared.states import WorkerState
 from shared.wire import Capability, Presence
 
@@ -48,10 +49,16 @@ class Directory:
         await self._set_aside()
 
     async def _read(self) -> None:
-        if self.hearing() != self._heard_by:
-            self._heard_by = self.hearing()
-            self._heard_from = await self.queries.now() if self._heard_by else None
-        self.rows = {row.name: row for row in await self.queries.workers()}
+        try:
+            connection = self.hearing()
+            if connection != self._heard_by:
+                self._heard_from = await self.queries.now() if connection else None
+                self._heard_by = connection
+            rows = await self.queries.workers()
+        except LedgerDownError:  # what is heard can't be written down
+            self._heard_by, self._heard_from = 0, None
+            raise
+        self.rows = {row.name: row for row in rows}
         for row in self.rows.values():
             if row.nkey is not None:
                 self._sender.setdefault(row.nkey, row.name)
@@ -161,7 +168,7 @@ class Directory:
     def is_expected(self, row: WorkerRow) -> bool:
         """Say whether a worker that took work when it was last heard of had no time yet to be heard again.
 
-        After NATS or all coordinators were away, everyone's silence is ours: no job moves because of it.
+        After NATS, Postgres or all coordinators were away, everyone's silence is ours: no job moves because of it.
         """
         if row.seen_at is None or not self._takes_work(row):
             return False

@@ -14,7 +14,9 @@ def reconnect_delay_s(failures: int, jitter: float, schedule: Sequence[float] = 
     return schedule[min(max(failures, 0), len(schedule) - 1)] * (1 + JITTER * jitter)
 
 
-def retry_delay_s(failures: int, jitter: float, *, base_s: float = 10.0, most_s: float = 600.0) -> float:
-    """Return base x 2^(failures-1), at most `most_s`, spread by `jitter` in [-1, 1]; `failures` starts at 1."""
-    doublings = min(max(failures - 1, 0), 32)
-    return min(base_s * float(2**doublings), most_s) * (1 + JITTER * jitter)
+def retry_delay_s(
+    failures: int, jitter: float, *, base_s: float = 10.0, most_s: float = 600.0, factor: int = 2
+) -> float:
+    """Return base x factor^(failures-1), at most `most_s`, spread by `jitter` in [-1, 1]; `failures` starts at 1."""
+    steps = min(max(failures - 1, 0), 32)
+    return min(base_s * float(factor**steps), most_s) * (1 + JITTER * jitter)

@@ -41,6 +41,8 @@ class Loop:
     rounds: int = 0
     failed: int = 0  # rounds, in all; `failures` are those in a row
     last_error: str | None = None
+    quiet_about: type[Exception] | None = None  # an outage that another loop speaks of; counted here as any other
+    _told: bool = False
     _wakened: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wake(self) -> None:
@@ -61,9 +63,10 @@ class Loop:
                     raise
                 pause_s = min(max(self.every_s, 0.2) * self.failures, 5.0)
             else:
-                if self.failures:
+                if self._told:
                     _log.info("loop recovered", loop=self.name, failures=self.failures)
                 self.failures, self.last_error, pause_s = 0, None, self.every_s
+                self._told = False
                 self.rounds += 1
             if self.failures:
                 await asyncio.sleep(min(pause_s, 1.0))  # a wake must not turn an outage into a busy loop
@@ -75,7 +78,9 @@ class Loop:
         self.failures += 1
         self.failed += 1
         self.last_error = f"{type(error).__name__}: {error}"
-        if worth_a_line(self.failures):
+        is_told = self.quiet_about is not None and isinstance(error, self.quiet_about)
+        if worth_a_line(self.failures) and not is_told:
+            self._told = True
             _log.warning("loop failed", loop=self.name, failures=self.failures, error=self.last_error)
 
     def status(self) -> dict[str, object]:

@@ -8,7 +8,10 @@ import fcntl
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+from shared.errors import ConfigurationError
 
 
 def replace_private(path: Path, content: bytes) -> None:
@@ -31,6 +34,21 @@ def create_private(path: Path, content: bytes) -> None:
     finally:
         draft.unlink()
     sync_folder(path.parent)
+
+
+def load_or_create(path: Path, make: Callable[[], str]) -> str:
+    """Return the secret in this file, which `make` makes (0600) if there is none.
+
+    Raises ConfigurationError for a file that others may read.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        create_private(path, f"{make()}\n".encode())
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        msg = f"{path} must be readable by its owner only: chmod 600 (it is {mode:o})"
+        raise ConfigurationError(msg)
+    return path.read_text().strip()
 
 
 def write_synced(path: Path, content: bytes) -> None:

@@ -1,6 +1,7 @@
 """Every NATS subject and consumer name that Tandem uses, and how to read them back (PROTOCOL, Streams)."""
 
 import re
+from functools import lru_cache
 from typing import NamedTuple, NewType
 from uuid import UUID
 
@@ -22,6 +23,7 @@ _OTHER = re.compile(r"[^a-z0-9]+")
 _DELIVERY = re.compile(r"\$JS\.ACK\.WORK\.([A-Za-z0-9_-]{1,255})\.(\d{1,18})\.(\d{1,18})\.\d{1,18}\.\d{1,19}\.\d{1,18}")
 
 
+@lru_cache(4096)  # asked for each model of each worker, again and again
 def slug(model: str) -> str:
     """Return the lane slug of a model's name: lower case, each run of other than a-z 0-9 becomes one `-`."""
     return _OTHER.sub("-", model.lower())

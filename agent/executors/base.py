@@ -168,8 +168,8 @@ class Backed(Protocol):
     def hold_back(self, reason: str) -> None:
         """Believe that its backend is down until a probe succeeds."""
 
-    def need_bytes(self, job: RunnableJob) -> int | None:
-        """Return how much memory the job's model will take; 0: it is loaded; None: that is not known."""
+    async def need_bytes(self, job: RunnableJob) -> int | None:
+        """Ask how much memory the job's model will take; 0: it is loaded now; None: that is not known. Never raises."""
 
     async def stand_aside(self) -> None:
         """Stop a probe that runs: a job, its own or another's, needs the GPU."""

@@ -5,7 +5,7 @@ prompt's files a product that is proven by its content. An attempt's prompt has 
 and epoch: whoever runs the attempt again finds what is running, or its result, instead of making it twice.
 """
 
-import contextlib
+import asyncio
 import tempfile
 import uuid
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from agent.executors.comfyui_graph import Graph
 from agent.executors.comfyui_inputs import Inputs
 from agent.executors.comfyui_product import collect, fetch, refs_of
 from agent.executors.comfyui_progress import Follower, Unheard
-from agent.executors.comfyui_prompt import VANISHED, Away, Failed, Prompt
+from agent.executors.comfyui_prompt import VANISHED, Away, Failed, Prompt, stopped
 from agent.executors.comfyui_settings import ComfyUISettings
 from agent.executors.http import Found, HttpExecutor
 from agent.executors.transport import Transport
@@ -59,6 +59,7 @@ class ComfyUIExecutor(HttpExecutor):
         self._inputs = Inputs(self._strangers.session, self.client, settings)
         self._missing: dict[str, list[str]] = {}
         self._loaded: str | None = None  # the model that made the last picture
+        self._made_by = ""  # by this prompt: a server keeps its model only until another prompt runs
 
     @classmethod
     def from_settings(cls, table: Mapping[str, Any]) -> Self:
@@ -78,9 +79,10 @@ class ComfyUIExecutor(HttpExecutor):
         """Return the configured models that lack files."""
         return remedies(self._missing)
 
-    def need_bytes(self, job: RunnableJob) -> int | None:
-        """Return what the settings say of the job's model; 0 if it made the last picture."""
+    async def need_bytes(self, job: RunnableJob) -> int | None:
+        """Return what the settings say of the job's model; 0 if it made the server's last picture."""
         model = self._model_of(job.model) if job.spec.get("workflow") is None else None
+        await self._see_loaded()
         if model is not None and model == self._loaded:
             return 0
         gib = self.settings.models[model].memory_gib if model is not None else None
@@ -93,6 +95,18 @@ class ComfyUIExecutor(HttpExecutor):
             await self.client.free()
         except (Refused, NoAnswer) as error:
             _log.warning("comfyui frees no memory", error=str(error))
+
+    async def _see_loaded(self) -> None:
+        """Believe no longer that a model is loaded if another prompt has run since, or the server was restarted."""
+        if self._loaded is None:
+            return
+        made_by = self._made_by
+        try:
+            newest = await self.client.newest()
+        except (Refused, NoAnswer):
+            newest = None
+        if newest != made_by == self._made_by:  # no job has ended meanwhile
+            self._loaded = None
 
     # ---- health
 
@@ -111,6 +125,7 @@ class ComfyUIExecutor(HttpExecutor):
         if missing != self._missing:
             _log.warning("comfyui lacks files", missing=missing)
         self._missing = missing
+        await self._see_loaded()
         models = [name for name in self.settings.models if name not in missing]
         models += ["*"] if self.settings.workflows else []
         offered = [Capability(kind="image", models=models, executor=self.name)] if models else []
@@ -127,6 +142,7 @@ class ComfyUIExecutor(HttpExecutor):
                 for ref in refs_of(prompt.graph, entry):
                     picture = await fetch(self.client, ref, Path(folder) / "probe", self.settings.most_image_bytes)
                     if model is None or not picture.flat:
+                        self._loaded, self._made_by = self.settings.probe_model, prompt.id
                         return
         except (Failed, OutOfTime, Away, NoAnswer, Refused) as error:
             raise BackendDown("probe", f"the tiny picture failed: {error}") from None
@@ -134,11 +150,13 @@ class ComfyUIExecutor(HttpExecutor):
 
     async def abandon(self, job_id: str, epoch: int) -> None:
         """Stop what an earlier process of this agent left running for an attempt that is no longer its own."""
-        for turn in range(1, _TURNS + 1):
-            prompt_id = graphs.prompt_id_of(job_id, epoch, turn)
-            for stop in (self.client.delete, self.client.interrupt):
-                with contextlib.suppress(Refused, NoAnswer):  # it runs to its end for nobody then
-                    await stop(prompt_id)
+        ids = [graphs.prompt_id_of(job_id, epoch, turn) for turn in range(1, _TURNS + 1)]
+        try:
+            async with asyncio.timeout(self.settings.stop_s):
+                for prompt_id in ids:
+                    await stopped(self.client, prompt_id)
+        except TimeoutError:
+            self.hold_back(f"prompt {prompt_id} did not stop in {self.settings.stop_s:g} s")
 
     # ---- jobs
 
@@ -213,7 +231,7 @@ class ComfyUIExecutor(HttpExecutor):
         most_bytes, keep = self.settings.most_image_bytes, bool(spec.keep_metadata)
         files = await collect(self.client, job, graph, entry, most_bytes=most_bytes, keep_metadata=keep)
         model = self._model_of(job.model) if spec.workflow is None else None
-        self._loaded = model
+        self._loaded, self._made_by = model, prompt.id
         settings = {
             **graph.settings,
             "comfyui_version": self.found.version,

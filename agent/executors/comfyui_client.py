@@ -96,6 +96,10 @@ class Client:
         entry = (await self._get_object(f"/history/{prompt_id}")).get(prompt_id)
         return entry if isinstance(entry, dict) else None
 
+    async def newest(self) -> str | None:
+        """Return the id of the prompt that ended last; None if there is none since the server was started."""
+        return next(iter(await self._get_object("/history?max_items=1")), None)
+
     async def choices(self, class_type: str, field: str) -> list[str] | None:
         """Return what a node's input may be set to, such as a loader's files; None if the class is not there."""
         entry = (await self._get_object(f"/object_info/{class_type}")).get(class_type)

@@ -202,25 +202,27 @@ class Prompt:
     async def _left(self) -> None:
         if self._post is not None and not self._post.done():  # it may be carried out later
             await asyncio.wait({self._post})
-        await self._stopped()
+        await stopped(self.client, self.id)
 
-    async def _stopped(self) -> None:
-        pause_s = _STOP_LOOK_S
-        while True:
-            try:
-                queue = await self.client.queue()
-                if self.id in queue.pending:
-                    await self.client.delete(self.id)
-                elif self.id in queue.running:
-                    await self.client.interrupt(self.id)
-                else:
-                    return
-            except Refused:
-                return  # a server that is gone runs nothing
-            except NoAnswer as silence:
-                _log.debug("comfyui gives no answer", prompt=self.id, error=str(silence))
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _STOP_AGAIN_S)
+
+async def stopped(client: Client, prompt_id: str) -> None:
+    """Take a prompt out of the queue or interrupt it, until the server is done with it; the caller's time bounds it."""
+    pause_s = _STOP_LOOK_S
+    while True:
+        try:
+            queue = await client.queue()
+            if prompt_id in queue.pending:
+                await client.delete(prompt_id)
+            elif prompt_id in queue.running:
+                await client.interrupt(prompt_id)
+            else:
+                return
+        except Refused:
+            return  # a server that is gone runs nothing
+        except NoAnswer as silence:
+            _log.debug("comfyui gives no answer", prompt=prompt_id, error=str(silence))
+        await asyncio.sleep(pause_s)
+        pause_s = min(pause_s * 2, _STOP_AGAIN_S)
 
 
 async def to_the_end(work: Coroutine[Any, Any, None]) -> None:

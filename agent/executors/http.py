@@ -112,8 +112,8 @@ class HttpExecutor(ABC):
     async def unload(self) -> None:  # noqa: B027 - some can't
         """Free the memory of its models, if it can."""
 
-    def need_bytes(self, job: RunnableJob) -> int | None:  # noqa: ARG002
-        """Return how much memory loading the job's model takes; 0: it is loaded; None: not known."""
+    async def need_bytes(self, job: RunnableJob) -> int | None:  # noqa: ARG002
+        """Ask how much memory loading the job's model takes; 0: it is loaded now; None: not known."""
         return None
 
     def probe_every_s(self) -> float:

@@ -84,16 +84,19 @@ class Gpu:
         self._read = read
         self._turns = asyncio.Semaphore(jobs)
         self._running: Counter[int] = Counter()
+        self._left: set[tuple[str, int]] = set()  # attempts of an earlier process that still use the GPU
+        self._none_left = asyncio.Event()
+        self._none_left.set()
 
     @property
     def idle(self) -> bool:
         """Whether no job uses the GPU."""
-        return not self._running.total()
+        return not self._running.total() and not self._left
 
     @property
     def free(self) -> bool:
         """Whether another job could begin at once."""
-        return not self._turns.locked()
+        return not self._turns.locked() and not self._left
 
     @contextlib.asynccontextmanager
     async def turn(self, executor: Executor, job: RunnableJob, progress: Progress) -> AsyncIterator[None]:
@@ -101,17 +104,24 @@ class Gpu:
         if not isinstance(executor, Backed) or not executor.gpu:
             yield
             return
-        if self._turns.locked():
+        own = (job.id, job.epoch)
+        if self._turns.locked() or (self._left and own not in self._left):
             progress.stage(WAITING)
-        async with self.held(executor):
+        async with self.held(executor, own):
             await self._make_room(executor, job)
             yield
 
     @contextlib.asynccontextmanager
-    async def held(self, executor: Backed) -> AsyncIterator[None]:
-        """Wait for a turn and keep it for the block: for a job, or for a probe that no job may cut off."""
+    async def held(self, executor: Backed, own: tuple[str, int] | None = None) -> AsyncIterator[None]:
+        """Wait for a turn and keep it for the block: for a job, or for a probe that no job may cut off.
+
+        What is left of an earlier process comes first; `own`, if it is of that, takes its turn here.
+        """
+        if own not in self._left:
+            await self._none_left.wait()
         async with self._turns:
-            probing = [other for other in self._backed if other.gpu and not self._running[id(other)]]
+            self._gone(own)
+            probing = self._idle()
             self._running[id(executor)] += 1
             try:
                 for other in probing:
@@ -119,6 +129,34 @@ class Gpu:
                 yield
             finally:
                 self._running[id(executor)] -= 1
+
+    @contextlib.asynccontextmanager
+    async def going_on(self, executor: object, job_id: str, epoch: int) -> AsyncIterator[None]:
+        """Let nothing else begin while a backend goes on with an attempt that an earlier process of this agent began.
+
+        That is until the block ends, or until the attempt, taken up, has its turn.
+        """
+        if not isinstance(executor, Backed) or not executor.gpu:
+            yield
+            return
+        left = (job_id, epoch)
+        self._left.add(left)
+        self._none_left.clear()
+        try:
+            for other in self._idle():
+                await other.stand_aside()
+            yield
+        finally:
+            self._gone(left)
+
+    def _gone(self, left: tuple[str, int] | None) -> None:
+        self._left -= {left}
+        if not self._left:
+            self._none_left.set()
+
+    def _idle(self) -> list[Backed]:
+        """Return the backends that use the GPU for no job; each may be probing."""
+        return [other for other in self._backed if other.gpu and not self._running[id(other)]]
 
     async def free_memory(self, why: str, *, but: object = None, ended: object = None) -> None:
         """Unload the models of every backend that runs no job, `but` one; the one job of `ended` is over."""
@@ -139,7 +177,7 @@ class Gpu:
         others = [other for other in self._backed if other is not executor and other.up and other.gpu]
         if not others or (reading := await self._read()) is None:
             return
-        need_bytes = executor.need_bytes(job)
+        need_bytes = await executor.need_bytes(job)
         if need_bytes == 0:
             return
         share = UNKNOWN_NEED if need_bytes is None else KEPT_FREE

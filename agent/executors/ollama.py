@@ -83,15 +83,12 @@ class OllamaExecutor(TextExecutor):
 
     async def look(self) -> Found:
         """Ask for version, installed and loaded models."""
-        version, tags, loaded = [(await self._get(path)) for path in ("/api/version", "/api/tags", "/api/ps")]
+        version, tags = [(await self._get(path)) for path in ("/api/version", "/api/tags")]
         self._models = {
             str(entry["name"]): Model(str(entry.get("digest") or ""), int(entry.get("size") or 0))
             for entry in tags.get("models") or []
         }
-        self._loaded = {
-            str(entry["name"]): Loaded(entry.get("context_length"), _instant(entry.get("expires_at")))
-            for entry in loaded.get("models") or []
-        }
+        await self._see_loaded()
         await self._learn()
         writing = sorted(name for name, model in self._models.items() if self._writes.get(model.digest, True))
         names = self._own.names([*writing, *(name.removesuffix(_LATEST) for name in writing if name.endswith(_LATEST))])
@@ -125,11 +122,12 @@ class OllamaExecutor(TextExecutor):
         """Return the smallest."""
         return min(self.offered.values(), key=lambda there: self._model(there).size_bytes)
 
-    def need_bytes(self, job: RunnableJob) -> int | None:
+    async def need_bytes(self, job: RunnableJob) -> int | None:
         """Return the size of the job's model, 0 if it is loaded."""
         try:
+            await self._see_loaded()
             there = self.model_of(job)
-        except Elsewhere:
+        except (BackendDown, Elsewhere):
             return None
         return 0 if _full(there) in self._loaded else self._model(there).size_bytes or None
 
@@ -191,6 +189,13 @@ class OllamaExecutor(TextExecutor):
         if keep_alive is not None:
             body["keep_alive"] = keep_alive
         return body
+
+    async def _see_loaded(self) -> None:
+        """Find out what is in memory: models leave it by themselves."""
+        self._loaded = {
+            str(entry["name"]): Loaded(entry.get("context_length"), _instant(entry.get("expires_at")))
+            for entry in (await self._get("/api/ps")).get("models") or []
+        }
 
     async def _learn(self) -> None:
         """Find out which of the models that are new write: embedding models do not."""

@@ -4,7 +4,7 @@ Called by presence (what can I run?), the puller (what could begin at once?) and
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from importlib.metadata import entry_points
 from typing import Any, Self
 
@@ -136,6 +136,10 @@ class Registry:
                 if error.code == OUT_OF_MEMORY:
                     await self._gpu.free_memory(f"{executor.name} ran out of memory", ended=executor)
                 raise
+
+    def going_on(self, name: str, job_id: str, epoch: int) -> AbstractAsyncContextManager[None]:
+        """Return a block that keeps the GPU for what an executor's backend still does for an earlier process."""
+        return self._gpu.going_on(self.named(name), job_id, epoch)
 
     def hold_back(self, executor: Executor, reason: str = "") -> None:
         """Leave an executor alone: its backend did not answer. One that probes comes back by itself."""

@@ -96,7 +96,7 @@ class Ledger:
         *,
         on_effects: Callable[[Sequence[Effect]], None],
         on_changes: Callable[[Job | None, Job], None] | None = None,
-        on_decided: Sequence[Callable[[Sequence[Decided], float], None]] = (),
+        on_decided: Callable[[Sequence[Decided], float], None] = lambda _decided, _took_s: None,
         batch: int = 500,
         waiting: int = 10_000,
     ) -> None:
@@ -297,8 +297,7 @@ class Ledger:
                 for _, before, after, _ in committed.decided:
                     if after is not None and after is not before:
                         self._on_changes(before, after)
-            for hear in self._on_decided:
-                hear(committed.decided, took_s)
+            self._on_decided(committed.decided, took_s)
         except Exception as error:  # noqa: BLE001 - it is committed: the reconciler does what was missed
             self._counts.callback_failures += 1
             _log.error("effects not handed on", error=repr(error))

@@ -49,7 +49,8 @@ async def job(pool: Pool, job_id: UUID, source: str | None = None) -> Row | None
         row = _row(found)
         row["attempts"] = [_row(r) for r in await connection.fetch(sql("view_attempts"), job_id)]
         row["artifacts"] = [_row(r) for r in await connection.fetch(sql("view_artifacts"), job_id)]
-        row["callbacks"] = [_row(r) for r in await connection.fetch(sql("view_callbacks"), job_id)]
+        told = await connection.fetch(sql("view_callbacks"), job_id) if row["callback_url"] else []
+        row["callbacks"] = [_row(r) for r in told]
         row["publications"] = [_row(r) for r in await connection.fetch(sql("view_publications"), job_id)]
         row["actions"] = [_row(r) for r in await connection.fetch(sql("view_actions"), job_id)]
         return row

@@ -5,9 +5,11 @@ through `coordinator.ledger.views`.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from coordinator.web import (
     downloads,
@@ -16,7 +18,6 @@ from coordinator.web import (
     live,
     login,
     logs,
-    metrics,
     openapi,
     operations,
     page,
@@ -45,6 +46,7 @@ _STOP_S = 5.0
 _MAX_HEAD_BYTES = 8190  # of the request line, and of each header
 _MAX_HEADERS = 64
 
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 _CONTEXT = web.AppKey("context", WebContext)
 
 _ALL = frozenset(Role)
@@ -79,6 +81,7 @@ _ROUTES: tuple[tuple[str, str, Endpoint, frozenset[Role]], ...] = (
     ("POST", "/v1/publications/{source}/check", publications.check, _OPERATE),
     ("GET", "/status", operations.status, _READ),
     ("GET", "/v1/events", live.events, _ALL),
+    ("GET", "/metrics", operations.metrics, _READ),
     ("GET", "/", page.overview, _READ),
     ("GET", "/live/{page}", live.stream, _READ),
     ("GET", "/live/{page}/{which}", live.stream, _READ),
@@ -104,7 +107,7 @@ _ROUTES: tuple[tuple[str, str, Endpoint, frozenset[Role]], ...] = (
 def make_app(context: WebContext) -> web.Application:
     """Return the application with every route."""
     prepare()
-    app = web.Application(middlewares=[metrics.noting(context), errors_as_pages(context), errors_as_json])
+    app = web.Application(middlewares=[_timed(context), errors_as_pages(context), errors_as_json])
     app[_CONTEXT], app[ACCESS] = context, context.access
     app.on_shutdown.append(lambda _: context.live.close())
     app.on_cleanup.append(lambda _: context.sparing.close())
@@ -116,7 +119,6 @@ def make_app(context: WebContext) -> web.Application:
     # `100 Continue` is.
     app.router.add_get("/healthz", operations.healthz)
     app.router.add_get("/openapi.json", openapi.endpoint(_ROUTES))
-    app.router.add_get("/metrics", metrics.for_prometheus(context, _guarded(context, metrics.scrape, _READ)))
     app.router.add_get("/static/{name}", static_file)
     app.router.add_get("/login", _bound(context, login.show))
     app.router.add_post("/login", _bound(context, login.log_in))
@@ -124,6 +126,26 @@ def make_app(context: WebContext) -> web.Application:
     app.router.add_post("/hooks/{source}", _bound(context, hooks.hook))  # brings its own proof
     app.router.add_put(_UPLOAD, _bound(context, uploads.upload), expect_handler=uploads.expect_later)
     return app
+
+
+def _timed(context: WebContext) -> Middleware:
+    """Note how long each answer took, by the pattern of its route: paths are endless."""
+
+    @web.middleware
+    async def timed(request: web.Request, handler: Handler) -> web.StreamResponse:
+        began_at = time.perf_counter()
+        status = 0  # nobody waited for the answer
+        try:
+            answer = await handler(request)
+            status = answer.status
+            return answer
+        finally:
+            resource = request.match_info.route.resource
+            route = resource.canonical if resource is not None else "none"
+            method = request.method if request.method in _METHODS else "other"
+            context.metrics.answered(method, route, status, time.perf_counter() - began_at)
+
+    return timed
 
 
 def _guarded(context: WebContext, endpoint: Endpoint, roles: frozenset[Role]) -> Handler:

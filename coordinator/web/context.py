@@ -136,6 +136,7 @@ class WebContext:
     max_artifact_bytes: int = 512 * 1024 * 1024
     why: Callable[[views.Row], list[str]] = lambda _: []  # of a job with its attempts: why it is where it is
     aside: Callable[[str], list[dict[str, Any]]] = lambda _: []  # of a worker: the lanes that it gets nothing from
+    metrics: Metrics = field(default_factory=Metrics)
     callback_again: Callable[[UUID, str], Awaitable[bool]] = _no_callback  # (job, who says so); False: it has none
     publish_again: Callable[[UUID, str], Awaitable[bool]] = _no_callback  # (job, who says so); False: not now
     check_site: Callable[[str], Awaitable[bool]] = _no_site  # (source); False: it is not paused
@@ -145,9 +146,6 @@ class WebContext:
     why_lane: Callable[[views.Row], Wait | None] = lambda _: None  # of a lane: why its jobs wait; None: none does
     why_idle: Callable[[str, frozenset[str]], list[str]] = lambda _, __: []  # (worker, lanes): why it gets none
     live: Live = field(default_factory=Live)
-    metrics: Metrics = field(default_factory=Metrics)
-    metrics_open: bool = False  # whoever is on this machine may read /metrics without a token
-    worker_states: Callable[[], Mapping[str, int]] = dict  # how many workers are in each state
     sparing: Sparing = field(default_factory=Sparing)  # between the page and the counts of all jobs
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from coordinator.ledger.model import Approve, Cancel, Done, Nothing, Prioritize, Reject, Retry
 from coordinator.web.context import WebContext
+from shared.failpoints import Failpoint, reach
 from shared.states import PRIORITY_RANK, Priority
 
 Act = Cancel | Retry | Approve | Reject | Prioritize
@@ -73,6 +74,7 @@ def command_of(action: str, job_id: UUID, actor: str, body: ActionBody) -> Act:
 async def carry_out(context: WebContext, commands: Sequence[Act]) -> list[str | None]:
     """Carry the commands out; say of each why it did not apply, None if it did."""
     answers = await context.ledger.do_many(commands)
+    reach(Failpoint.ACTION_UNANSWERED)
     said: list[str | None] = []
     for answer in answers:
         match answer:

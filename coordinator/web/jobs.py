@@ -96,7 +96,6 @@ async def act(context: WebContext, request: web.Request, caller: Caller) -> web.
     command = command_of(action, job_id, caller.name, await _order(request, action))
     await _visible(context, request, caller)
     (refused,) = await carry_out(context, [command])
-    reach(Failpoint.ACTION_UNANSWERED)
     if refused is not None:
         raise RefusedError(409, "does_not_apply", f"can't {action_words(action)}: {refused}")
     return json_response(await _view_or_id(context, request, job_id))

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.web import downloads, hooks, jobs, live, logs, metrics, operations, publications, uploads
+from coordinator.web import downloads, hooks, jobs, live, logs, operations, publications, uploads
 from coordinator.web.job_actions import BODIES, ActionBody
 from shared.client_answers import (
     Answer,
@@ -294,7 +294,6 @@ class Doc:
     location: frozenset[int] = frozenset()  # statuses with a Location
     headers: Mapping[str, str] = field(default_factory=dict)  # what the request must say besides, with a description
     uses_ledger: bool = True
-    is_guarded: bool = False  # by a token, though it is not in the table of routes
 
 
 def _refuses(*statuses: int) -> frozenset[int]:
@@ -334,16 +333,13 @@ DOCS: Final[Mapping[Callable[..., Any], Doc]] = {
     operations.rejected: Doc(answers={200: Rejected}, query=LimitQuery),
     operations.undelivered: Doc(answers={200: Undelivered}, query=LimitQuery),
     operations.status: Doc(answers={200: Status}, uses_ledger=False),
+    operations.metrics: Doc(answers={200: None}, media="text/plain", uses_ledger=False),
     live.events: Doc(answers={200: None}, query=EventsQuery, media="text/event-stream"),
 }
 
 OPEN: Final[Mapping[tuple[str, str], tuple[Callable[..., Any], Doc]]] = {
     ("GET", "/healthz"): (operations.healthz, Doc(answers={200: Alive}, uses_ledger=False)),
     ("GET", "/readyz"): (operations.readyz, Doc(answers={200: Ready, 503: Ready}, uses_ledger=False)),
-    ("GET", "/metrics"): (
-        metrics.scrape,
-        Doc(answers={200: None}, media="text/plain", is_guarded=True, uses_ledger=False),
-    ),
     ("POST", "/hooks/{source}"): (
         hooks.hook,
         Doc(answers={200: HookTaken, 202: HookTaken}, refuses=_refuses(401, 404, 413), body=dict[str, Any]),

@@ -1,6 +1,8 @@
 """What operators see and do beside jobs: workers, lanes, refusals, and how the coordinator is."""
 
+import contextlib
 import platform
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from typing import Any, cast
@@ -8,6 +10,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from coordinator.ledger import views
+from coordinator.metrics import CONTENT_TYPE, Reading
 from coordinator.web.access import Caller
 from coordinator.web.context import OperatorOrder, WebContext, counts_of, lanes_of, number_of, query_of
 from coordinator.web.errors import RefusedError, json_response
@@ -88,6 +91,21 @@ async def status(context: WebContext, _: web.Request, __: Caller) -> web.Respons
     except LedgerDownError as error:
         body["ledger"] = {"up": False, "error": str(error)}
     return json_response(body)
+
+
+async def metrics(context: WebContext, request: web.Request, _: Caller) -> web.Response:
+    """Tell Prometheus how everything is; less while the ledger is away."""
+    query_of(request, frozenset())
+    reading = Reading(status=context.health(), ready=not context.ready())
+    with contextlib.suppress(LedgerDownError):
+        reading = replace(
+            reading,
+            counts=await counts_of(context),
+            lanes=await lanes_of(context),
+            workers=await context.sparing.ask("workers", lambda: workers_of(context)),
+        )
+    body = context.metrics.exposition(reading)
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 
 async def healthz(_: web.Request) -> web.Response:

@@ -16,7 +16,6 @@ from coordinator.web.html import own_path, see_other
 from coordinator.web.job_actions import BODIES, ActionBody, action_words, carry_out, command_of
 from coordinator.web.pages_jobs import PAGE
 from coordinator.web.sessions import form_of
-from shared.failpoints import Failpoint, reach
 from shared.wire import BadMessageError, faults_of
 
 _DONE: Final = {
@@ -35,7 +34,6 @@ async def act(context: WebContext, request: web.Request, caller: Caller) -> web.
     if await views.source_of(context.pool, job_id) is None:
         raise no_such_job(job_id)
     (refused,) = await carry_out(context, [command_of(action, job_id, caller.name, _body(action, form))])
-    reach(Failpoint.ACTION_UNANSWERED)
     said = f"{_DONE[action]}." if refused is None else f"Can't {action_words(action)}: {refused}."
     return see_other(request, _back(form, f"/jobs/{job_id}"), said)
 
@@ -51,7 +49,6 @@ async def act_on_selection(context: WebContext, request: web.Request, caller: Ca
         return see_other(request, where, "No job was chosen.")
     body = _body(action, form)
     said = await carry_out(context, [command_of(action, job_id, caller.name, body) for job_id in chosen])
-    reach(Failpoint.ACTION_UNANSWERED)
     refused = Counter(reason for reason in said if reason is not None)
     parts = [f"{_DONE[action]}: {_jobs(len(said) - refused.total())}."]
     parts += [f"{_jobs(count)} not: {reason}." for reason, count in refused.most_common(5)]

@@ -10,7 +10,6 @@ from coordinator.web.access import Caller
 from coordinator.web.context import WebContext, lanes_of
 from coordinator.web.html import render, see_other
 from coordinator.web.sessions import form_of
-from shared.failpoints import Failpoint, reach
 from shared.states import Priority
 from shared.wire import BadMessageError, Fault
 
@@ -32,7 +31,6 @@ async def submit(context: WebContext, request: web.Request, caller: Caller) -> w
         outcome = await context.submit(caller.name, orjson.dumps(_submission(values)))
     except BadMessageError as error:
         return await _form(context, request, caller, values, _by_field(error.faults), 422)
-    reach(Failpoint.SUBMISSION_UNANSWERED)
     where = f"/jobs/{outcome.job_id}"
     match outcome.kind:
         case "created":

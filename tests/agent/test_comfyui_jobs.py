@@ -8,7 +8,7 @@ from PIL import Image
 
 from agent.executors import comfyui_graph as graphs
 from agent.executors.base import Elsewhere, Permanent, Transient
-from tests.support.comfyui_rig import FIELDS, FLUX, JOB, SDXL, Told, job, running, texts_of
+from tests.support.comfyui_rig import FIELDS, FLUX, JOB, OTHER, SDXL, Told, job, other_prompt, running, texts_of
 from tests.support.fake_comfyui import FakeComfyUI, steps
 from tests.support.servers import eventually
 
@@ -189,11 +189,27 @@ async def test_a_model_is_found_by_its_lane_too(comfy, tmp_path):
 
 async def test_what_it_made_last_is_warm_and_needs_no_memory(comfy, tmp_path):
     async with running(comfy, models={"sdxl": SDXL | {"memory_gib": 6}, "flux": FLUX}) as executor:
-        assert executor.need_bytes(job(tmp_path)) == 6 * 1024**3
-        assert executor.need_bytes(job(tmp_path, model="flux")) is None
+        assert await executor.need_bytes(job(tmp_path)) == 6 * 1024**3
+        assert await executor.need_bytes(job(tmp_path, model="flux")) is None
         await executor.run(job(tmp_path / "w"), Told())
-        assert executor.need_bytes(job(tmp_path)) == 0
+        assert await executor.need_bytes(job(tmp_path)) == 0
         await eventually(lambda: executor.warm() == ["sdxl"])
         await executor.unload()
         assert comfy.calls == [("/free", {"unload_models": True, "free_memory": True})]
         await eventually(lambda: executor.warm() == [])
+
+
+@pytest.mark.parametrize("what", ["somebody else's prompt", "a restart", "no answer"])
+async def test_a_model_that_is_gone_since_needs_its_memory_again(comfy, tmp_path, what):
+    async with running(comfy, models={"sdxl": SDXL | {"memory_gib": 6}}, look_s=1000, retry_s=1000) as executor:
+        await executor.run(job(tmp_path / "w"), Told())
+        await eventually(lambda: executor.warm() == ["sdxl"])  # the look after the job is over
+        if what == "a restart":
+            await comfy.restart()
+        elif what == "no answer":
+            await comfy.stop()
+        else:
+            await other_prompt(executor)
+            comfy.wake.set()
+            await eventually(lambda: OTHER in comfy.history)
+        assert await executor.need_bytes(job(tmp_path)) == 6 * 1024**3

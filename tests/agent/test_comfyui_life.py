@@ -318,6 +318,32 @@ async def test_what_an_earlier_process_left_is_interrupted_even_if_the_queue_doe
     assert comfy.history[ID]["status"]["messages"][-1][0] == "execution_interrupted"
 
 
+async def test_what_an_earlier_process_left_has_stopped_when_it_is_given_up(comfy):
+    go = asyncio.Event()
+    comfy.before["KSampler"] = lambda _: go.wait()  # hears no interrupt before
+    async with running(comfy) as executor:
+        await executor.client.post(graph_of(), ID)
+        await eventually(lambda: sampling(comfy))
+        giving_up = asyncio.create_task(executor.abandon(JOB, 1))
+        await eventually(lambda: comfy.calls.count(("/interrupt", ID)) > 1)
+        assert not giving_up.done()
+        go.set()
+        await giving_up
+        assert not comfy.running
+        assert executor.up
+
+
+async def test_a_server_that_does_not_stop_what_was_left_is_down(comfy):
+    go = asyncio.Event()
+    comfy.before["KSampler"] = lambda _: go.wait()
+    async with running(comfy, stop_s=0.3, retry_s=1000, look_s=1000) as executor:
+        await executor.client.post(graph_of(), ID)
+        await eventually(lambda: sampling(comfy))
+        await executor.abandon(JOB, 1)
+        assert (executor.up, executor.status()["reason"]) == (False, f"prompt {ID} did not stop in 0.3 s")
+        go.set()
+
+
 async def test_a_server_that_is_gone_is_down_and_the_job_is_given_back(comfy, go, tmp_path):
     async with running(comfy) as executor:
         async with doing(executor, job(tmp_path / "w")) as task:

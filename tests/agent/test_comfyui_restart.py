@@ -10,8 +10,10 @@ import pytest_asyncio
 
 from agent.executors import comfyui_graph as graphs
 from tests.support.agent_processes import PATIENCE_S, ROOT, AgentProcess
-from tests.support.comfyui_rig import FIELDS, QUICK
+from tests.support.comfyui_rig import FIELDS, QUICK, sampling
 from tests.support.fake_comfyui import FakeComfyUI, steps
+from tests.support.fake_ollama import FakeOllama
+from tests.support.fake_server import running
 from tests.support.processes import clean_environment
 from tests.support.servers import eventually, own_servers
 from tests.support.world import world as open_world
@@ -20,12 +22,14 @@ from tests.support.world import world as open_world
 class ComfyAgent(AgentProcess):
     """A real agent with the real executor, in a process of its own."""
 
-    url = ""
+    def __init__(self, *place):
+        super().__init__(*place)
+        self.tables = {}
 
     def start(self):
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.comfyui_agent", json.dumps(QUICK | {"url": self.url})],
+                [sys.executable, "-m", "tests.support.comfyui_agent", json.dumps(self.tables)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -56,7 +60,7 @@ async def mini(world, comfy, tmp_path):
     async with world.servers.open("agent:mini"):
         pass  # makes its identity
     agent = ComfyAgent(world.servers, "mini", tmp_path)
-    agent.url = comfy.url
+    agent.tables["comfyui"] = QUICK | {"url": comfy.url}
     await agent.restarted(world)
     yield agent
     agent.process.kill()
@@ -137,3 +141,23 @@ async def test_a_job_that_kills_its_agent_is_not_taken_up_for_ever(world, comfy,
     await mini.restarted(world)
     await eventually(lambda: ("/interrupt", graphs.prompt_id_of(job_id, 1)) in comfy.calls)  # not left for nobody
     assert (await world.until(job_id, "completed"))["result_epoch"] == 2
+
+
+async def test_what_is_given_up_keeps_the_gpu_until_it_has_stopped(world, comfy, mini):
+    go = asyncio.Event()
+    comfy.before["KSampler"] = lambda _: go.wait()  # hears no interrupt before
+    job_id = (await world.submit("image", model="sdxl", spec=FIELDS))["id"]
+    await eventually(lambda: sampling(comfy) and mini.kept, within_s=PATIENCE_S)
+    async with running(FakeOllama()) as ollama:
+        mini.tables["ollama"] = {"url": ollama.url, "retry_s": 0.05, "look_s": 0.05, "probe_s": 0}
+        mini.tables["comfyui"] |= {"stop_s": 60}
+        await mini.killed()
+        await world.act(job_id, "cancel")
+        article = await world.submit("article", model="tiny", spec={"prompt": "Three sentences."})
+        await mini.restarted(world)
+        stops = ("/interrupt", graphs.prompt_id_of(job_id, 1))
+        await eventually(lambda: comfy.calls.count(stops) > 4, within_s=PATIENCE_S)
+        assert ollama.requests == []
+        go.set()
+        await world.until(article["id"], "completed")
+        assert len(ollama.requests) == 1

@@ -63,7 +63,7 @@ class Generator(HttpExecutor):
         if self.breaks:
             raise RuntimeError
 
-    def need_bytes(self, _job):
+    async def need_bytes(self, _job):
         return self.need
 
 
@@ -155,6 +155,54 @@ async def test_a_job_that_is_cancelled_while_it_waits_leaves_the_queue():
         third = begin(registry, image)
         (await image.next()).finish()
         await third
+
+
+async def test_what_an_earlier_process_left_running_comes_before_jobs_and_probes():
+    text, image = Generator("text", "article"), Generator("image", "image")
+    async with machine(text, image) as registry:
+        text.probe_may_end.clear()
+        text.probing.clear()
+        registry.clock.moved_s += 301
+        await asyncio.wait_for(text.probing.wait(), 10)
+        async with registry.going_on("image", "left", 1):
+            assert text._proof is None  # it stood aside
+            assert not registry.can_begin("article", "m")
+            told = Told()
+            other = begin(registry, text, "other", told)
+            await eventually(lambda: told.stages == [WAITING])
+            text.probing.clear()
+            await text.once()
+            assert not text.probing.is_set()
+            taken_up = begin(registry, image, "left")
+            running = await image.next()
+            assert text.jobs.started == 0
+        assert text.jobs.started == 0  # it has its turn: the block says no more
+        running.finish()
+        await taken_up
+        (await text.next()).finish()
+        await other
+
+
+async def test_what_is_given_up_holds_the_gpu_until_it_has_stopped():
+    text, image = Generator("text", "article"), Generator("image", "image")
+    async with machine(text, image) as registry:
+        async with registry.going_on("image", "left", 1), registry.going_on("image", "left", 2):
+            work = begin(registry, text)
+            await eventually(lambda: registry._gpu._none_left._waiters)
+        (await text.next()).finish()
+        await work
+        assert registry.can_begin("image", "m")
+
+
+async def test_what_goes_on_without_the_gpu_holds_up_nobody():
+    text, remote = Generator("text", "article"), Generator("remote", "image", gpu=False)
+    async with (
+        machine(text, remote) as registry,
+        registry.going_on("remote", "left", 1),
+        registry.going_on("no longer configured", "left", 2),
+    ):
+        assert registry.can_begin("article", "m")
+        await run_to_end(registry, text)
 
 
 async def run_to_end(registry, executor):

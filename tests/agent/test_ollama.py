@@ -10,6 +10,7 @@ import pytest
 from agent.executors import text_json
 from agent.executors.base import BackendDown, Elsewhere, Permanent, Transient
 from agent.executors.ollama import OllamaExecutor
+from agent.executors.verdicts import Judge
 from tests.support.fake_ollama import GIB, FakeOllama
 from tests.support.fake_server import Script, running
 from tests.support.servers import eventually
@@ -206,12 +207,39 @@ async def test_a_pattern_is_held_against_the_answer(tmp_path):
 
 async def test_a_pattern_that_never_ends_stops_nothing_but_its_job(tmp_path, monkeypatch):
     """Python's `re` lets no other thread run while it matches: a heartbeat would wait for it."""
-    monkeypatch.setattr(text_json, "_MATCH_S", 1.0)
+    monkeypatch.setattr(text_json, "_WORK_S", 2)
     schema = {"type": "object", "properties": {"slug": {"type": "string", "pattern": "^(a+)+$"}}}
     async with ollama(tmp_path) as (server, rig):
         server.scripts.append(Script(words=('{"slug": "' + "a" * 60 + '!"}',)))
-        with pytest.raises(Permanent, match="a pattern in format takes over 1 s"):
+        work, turns = rig.begin("tiny", format=schema), 0
+        while not work.done():
+            turns += 1
+            await asyncio.wait({work}, timeout=0.01)
+        with pytest.raises(Permanent, match="format takes over 2 s of work"):
+            await work
+        assert turns > 10  # the loop went on, and so would heartbeats
+
+
+async def test_references_that_multiply_are_stopped_like_a_pattern(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_json, "_WORK_S", 2)
+    parts = {f"p{n}": {"allOf": [{"$ref": f"#/$defs/p{n + 1}"}] * 8} for n in range(20)}
+    schema = {"type": "object", "$defs": parts | {"p20": {"type": "object"}}, "$ref": "#/$defs/p0"}
+    async with ollama(tmp_path) as (server, rig):
+        server.scripts.append(Script(words=("{}",)))
+        with pytest.raises(Permanent, match="format takes over 2 s of work"):
             await rig.run("tiny", format=schema)
+
+
+async def test_a_schema_that_can_t_be_used_is_no_crash(tmp_path):
+    async with ollama(tmp_path) as (server, rig):
+        with pytest.raises(Permanent, match="is no JSON schema: '\\(' is not a 'regex'"):
+            await rig.run("tiny", format={"type": "string", "pattern": "("})
+        assert server.real == []
+        for endless in ({"$ref": "#"}, {"x": {"pattern": "("}, "$ref": "#/x"}):
+            server.scripts.append(Script(words=('"a"',)))
+            with pytest.raises(Transient, match="can't be held against the schema"):
+                await rig.run("tiny", format=endless)
+            rig.executor.judge = Judge("ollama")
 
 
 # ---- what it does not believe
@@ -568,14 +596,24 @@ async def test_a_server_that_dies_under_a_job_costs_it_nothing_once(tmp_path):
 
 async def test_it_unloads_its_models_and_knows_what_one_needs(tmp_path):
     async with ollama(tmp_path) as (server, rig):
-        assert rig.executor.need_bytes(rig.job("llama3.1:8b")) == 5 * GIB
-        assert rig.executor.need_bytes(rig.job("nobody")) is None
+        assert await rig.executor.need_bytes(rig.job("llama3.1:8b")) == 5 * GIB
+        assert await rig.executor.need_bytes(rig.job("nobody")) is None
         server.loaded["llama3.1:8b"] = {}
         await eventually(rig.executor.warm)
-        assert rig.executor.need_bytes(rig.job("llama3.1:8b")) == 0
+        assert await rig.executor.need_bytes(rig.job("llama3.1:8b")) == 0
         await rig.executor.unload()
         assert server.unloaded == ["llama3.1:8b"]
-        assert rig.executor.need_bytes(rig.job("llama3.1:8b")) == 5 * GIB
+        assert await rig.executor.need_bytes(rig.job("llama3.1:8b")) == 5 * GIB
+
+
+async def test_what_a_job_needs_is_asked_and_not_remembered(tmp_path):
+    async with ollama(tmp_path, look_s=1000) as (server, rig):
+        server.loaded["llama3.1:8b"] = {}
+        assert await rig.executor.need_bytes(rig.job("llama3.1:8b")) == 0
+        server.loaded.clear()  # its keep_alive is over
+        assert await rig.executor.need_bytes(rig.job("llama3.1:8b")) == 5 * GIB
+        await server.stop()
+        assert await rig.executor.need_bytes(rig.job("llama3.1:8b")) is None
 
 
 async def test_it_unloads_what_was_loaded_since_the_last_look_and_meanwhile(tmp_path):

@@ -20,7 +20,7 @@ PRESS: dict[str, Any] = {"do": "press"}
 PAUSES_S = [60, 300, 1800, 7200, 21600, 43200, 86400]
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which("php") is None, reason="needs php-cli (.ci/php installs it)"),
+    pytest.mark.skipif(shutil.which("php") is None, reason="needs php-cli (.ci/packages installs it)"),
     pytest.mark.parametrize("source", ["wordpress"]),
 ]
 

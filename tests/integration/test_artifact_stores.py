@@ -17,6 +17,7 @@ from pydantic import SecretStr
 
 from coordinator import cli_audit
 from coordinator.artifact_s3 import PART_BYTES
+from shared.errors import UnreachableError
 from tests.support.coordinator_process import coordinator_process
 from tests.support.proxy import Proxy
 from tests.support.puppet import Held
@@ -97,6 +98,12 @@ async def put(url: str, held: Held, content: bytes, data: Any) -> int:
         session.put(f"{to(url, held)}/a.png", data=data, headers=headers) as answer,
     ):
         return answer.status
+
+
+async def health(world: World) -> dict[str, Any]:
+    async with world.http.get("/status") as answer:
+        shown: dict[str, Any] = (await answer.json())["health"]["store"]
+    return shown
 
 
 async def chunks_of(content: bytes, stop_at: int | None = None) -> AsyncIterator[bytes]:
@@ -191,13 +198,20 @@ async def test_while_the_bucket_is_away_agents_and_readers_are_told_to_come_agai
     named = await held.upload("a.md", b"# There")
     line.refuse()
     line.cut()
+    assert (await health(world))["reachable"]
     assert await put(world.coordinator.url, held, b"more", b"more") == 503
+    away = await health(world)
+    assert not away["reachable"]
+    assert "does not answer" in away["last_error"]
     await held.report(artifacts=[named])
     await world.until(job["id"], "completed")
     path = f"/v1/jobs/{job['id']}/artifacts/a.md"
     async with world.http.get(path) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
         assert (await answer.json())["error"]["code"] == "store_down"
+    with pytest.raises(UnreachableError, match="the artifact store does not answer"):  # `tandem audit` exits with 3
+        await cli_audit.audited(world.settings, results=0, json=False)
     line.refuse(refusing=False)
     async with world.http.get(path) as answer:
         assert (answer.status, await answer.read()) == (200, b"# There")
+    assert (await health(world))["reachable"]

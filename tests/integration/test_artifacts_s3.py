@@ -295,6 +295,37 @@ def test_requests_are_signed_as_aws_signs_them(url: str) -> None:
     )
 
 
+# -------------------------------------------------------------------------------------- the machine's own role
+
+
+async def test_credentials_of_the_machines_role_are_not_kept_past_their_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore asks the machine (here: EC2's metadata service) again before they end; nothing of ours keeps them."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    used: list[str] = []
+    issued = iter((("KEY1", -1), ("KEY2", 3600)))  # and how many seconds each lives
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/latest/api/token":
+            return web.Response(text="token")
+        if request.path == "/latest/meta-data/iam/security-credentials/":
+            return web.Response(text="role")
+        if request.path.startswith("/latest/meta-data/"):
+            key, lives_s = next(issued)
+            ends_at = datetime.now(UTC) + timedelta(seconds=lives_s)
+            secret = {"AccessKeyId": key, "SecretAccessKey": "s", "Token": "t"}
+            return web.json_response({**secret, "Expiration": f"{ends_at:%Y-%m-%dT%H:%M:%SZ}"})
+        used.append(request.headers["Authorization"].partition("Credential=")[2].partition("/")[0])
+        return web.Response(status=404)
+
+    async with served(answer) as url:
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", url)
+        store = S3Store(S3Server(None, url).place(key_id=None, secret_key=None))  # type: ignore[arg-type]
+        for _ in range(3):
+            assert await store.size("0" * 64) is None
+    assert used == ["KEY1", "KEY2", "KEY2"], "the first were over by the second request"
+
+
 # ------------------------------------------------------------------------------------------- when it is away
 
 
@@ -379,7 +410,7 @@ async def served(answer: Any) -> AsyncIterator[str]:
 # ------------------------------------------------------------------------------------------------- memory
 
 _CONSTANT_MEMORY = """
-import asyncio, hashlib, resource, sys
+import asyncio, hashlib, os, resource, sys
 from coordinator.artifact_s3 import Place, S3Store
 from pydantic import SecretStr
 
@@ -404,7 +435,8 @@ async def main():
         read += len(chunk)
     assert read == len(PART) * PARTS
     await store.delete(digest.hexdigest())
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, flush=True)
+    os._exit(0)  # an interpreter that ends while obstore's threads (0.12) let go of a request may be aborted by them
 
 asyncio.run(main())
 """

@@ -112,7 +112,12 @@ async def test_events_tell_what_happens_to_a_job(world: World) -> None:
 async def test_many_are_submitted_in_order_and_one_that_is_refused_fails_no_other(world: World) -> None:
     async with over_http(world) as client:
         outcomes = await client.submit_many(
-            [{**ARTICLE, "key": "a"}, {"kind": "article", "spec": {"prompt": "", "promt": "typo"}}, {**ARTICLE, "key": "b"}], at_once=2
+            [
+                {**ARTICLE, "key": "a"},
+                {"kind": "article", "spec": {"prompt": "", "promt": "typo"}},
+                {**ARTICLE, "key": "b"},
+            ],
+            at_once=2,
         )
 
     first, refused, last = outcomes
@@ -226,7 +231,7 @@ async def test_results_go_on_when_nats_comes_back(world: World) -> None:
 
         async def read() -> None:
             async for result in client.results():
-                seen.append(result.job_id)
+                seen.append(result.job_id)  # noqa: PERF401 - it never ends
 
         reading = asyncio.create_task(read())
         first = await client.submit({**ARTICLE, "key": "a"})

@@ -350,6 +350,13 @@ async def test_a_whole_path_teaches_it(world: World) -> None:
     again = await mini.take()
     assert (again.job_id, again.grant["attempt"]) == (held.job_id, 2)
     assert again.grant["no_progress_s"] is None
+    await again.report()
+    await again.verdict("accepted")
+
+    only = await world.submit(max_attempts=1)
+    held = await mini.take()
+    assert (str(held.job_id), held.grant["attempt"]) == (only["id"], 1)
+    assert held.grant["no_progress_s"] is None, "it has no second try"
 
 
 async def _done(world: World, puppet: Puppet, took_s: float) -> Held:

@@ -1,6 +1,7 @@
 """A job may name several models: it goes to the first that somebody offers, and moves on when nobody takes it."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 import pytest_asyncio
 
 from coordinator import cli_show
+from coordinator.placement import Standing
 from shared import subjects
 from shared.client import JobView
+from shared.errors import LedgerDownError
 from tests.support.servers import own_servers
 from tests.support.world import World, eventually_async
 from tests.support.world import world as open_world
@@ -99,6 +102,37 @@ async def test_after_the_coordinator_was_away_nobodys_silence_moves_a_job(world:
     await moved(world, job, SMALL)
 
 
+async def test_after_postgres_was_away_nobodys_silence_moves_a_job(tmp_path: Path) -> None:
+    """No presence was written down meanwhile."""
+    async with own_servers(postgres=True) as servers:
+        assert servers.postgres is not None
+        async with open_world(servers, servers.postgres.dsn, tmp_path) as world:
+            directory = world.coordinator.directory
+            await world.puppet("studio", models=(BIG,))
+            job = await world.submit(models=BOTH)
+            await world.move_clock(AWAY_S)
+            await directory.once()
+            assert directory.standing(lane(BIG)) is Standing.KNOWN
+            await servers.postgres.kill()
+            with pytest.raises(LedgerDownError):
+                await directory.once()
+            assert directory.standing(lane(BIG)) is Standing.PRESENT, "nobody is heard now"
+            await servers.postgres.start()
+
+            async def answers() -> bool:
+                async with world.http.get(f"/v1/jobs/{job['id']}") as answer:
+                    return answer.status == 200
+
+            await eventually_async(answers)
+            await world.puppet("mini", models=(SMALL,))
+            await directory.once()
+            await world.coordinator.placement.once()
+            assert (await world.job(job["id"]))["model"] == BIG
+            await world.move_clock(2 * AWAY_S)
+            await world.puppet("book", models=(SMALL,))
+            await moved(world, job, SMALL)
+
+
 async def test_its_old_offer_is_gone_and_grants_nothing(world: World) -> None:
     studio = await world.puppet("studio", models=(BIG,))
     job = await world.submit(models=BOTH)
@@ -182,6 +216,25 @@ async def test_many_that_wait_are_looked_at_in_turn(world: World, monkeypatch: p
     mini = await world.puppet("mini", models=(SMALL,))
     assert (await mini.take(lane(SMALL))).job_id == go["id"]
     assert {(await world.job(job["id"]))["model"] for job in stay} == {BIG}
+
+
+async def test_a_round_asks_once_of_each_lane_however_many_jobs_wait(world: World) -> None:
+    """With 500 jobs a round and 200 workers it held up the whole coordinator for twelve seconds."""
+    for _ in range(5):
+        await world.submit(models=[BIG, OTHER])
+    placement, asked = world.coordinator.placement, Counter[tuple[Any, ...]]()
+    standing = placement.standing
+
+    def counted(*what: Any) -> Standing:
+        asked[what] += 1
+        return standing(*what)
+
+    placement.standing = counted
+    before = await world.coordinator.queries.movable([lane(BIG)], None, 100)
+    await placement.once()
+    assert len(before) == 5
+    assert asked[lane(OTHER),] == 1
+    assert max(asked.values()) <= 2, "once for all jobs, and once to know which lanes to look at"
 
 
 async def test_show_says_why_a_job_went_where_it_went(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,7 +81,7 @@ async def test_connection_json_tells_everything_and_only_the_owner(shared: UpPro
     assert connection["tokens"] == tokens_of(shared.data)
     assert connection["nkeys"]["publisher"]["source"] == "local"
     assert set(connection["nkeys"]["agents"]) == {"elsewhere"}
-    for name in ("connection.json", "tokens.json"):
+    for name in ("connection.json", "audit.json", "tokens.json"):
         assert stat.S_IMODE((shared.data / name).stat().st_mode) == 0o600
 
 

@@ -11,7 +11,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -50,13 +50,14 @@ from coordinator.ledger.model import (
     Offered,
     Prioritize,
     Reject,
+    Relane,
     Retry,
     RollCall,
     SameJob,
     Withdraw,
 )
 from shared.states import SETTLED, JobState, Verdict
-from shared.subjects import parse_delivery
+from shared.subjects import consumer_of, lane_of, parse_delivery
 from tests.support.ledger import (
     Desk,
     admit,
@@ -77,9 +78,10 @@ LIVES = 8
 LIFE_STEPS = 150
 
 WORKERS = ("mini", "book")
+MODELS = ("llama3", "qwen3", "phi4")
 JOBS = 2
 
-KINDS = ("transient", "transient", "released", "elsewhere", "completed", "files", "permanent")
+KINDS = ("transient", "transient", "released", "elsewhere", "next model", "completed", "files", "permanent")
 
 job_no = st.integers(0, JOBS - 1)
 workers = st.sampled_from(WORKERS)
@@ -94,8 +96,11 @@ class Life:
     """What the model knows of a job."""
 
     id: uuid.UUID
+    model: str = MODELS[0]
+    models: tuple[str, ...] = MODELS  # it may still move to
     seqs: list[int] = field(default_factory=list)  # every message that it ever had
-    unpublished: int = 0  # offers whose message is not in WORK yet
+    lanes: dict[int, str] = field(default_factory=dict)  # where each of them lies
+    unpublished: list[str] = field(default_factory=list)  # lanes of offers whose message is not in WORK yet
     epoch: int = 0
     restarted_at: int = 0  # the epoch at the last retry
     grants: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -109,6 +114,18 @@ class Life:
     beats: int = 0
     actions: int = 0
     priority: int = 1
+
+    @property
+    def lane(self) -> str:
+        return lane_of("article", self.model)
+
+    def lands(self, seq: int) -> None:
+        """The message of its oldest offer gets a place in WORK."""
+        self.seqs.append(seq)
+        self.lanes[seq] = self.unpublished.pop(0)
+
+    def claim(self, worker: str, seq: int, count: int, **more: Any) -> Claim:
+        return claim(self.id, worker, seq, count, lane=self.lanes.get(seq, self.lane), **more)
 
 
 class Ledgers(RuleBasedStateMachine):
@@ -133,7 +150,7 @@ class Ledgers(RuleBasedStateMachine):
             self.said.append(command)
             self.took(life, command, answer)
         for effect in self.desk.took(Offer):
-            next(life for life in self.lives if life.id == effect.job_id).unpublished += 1
+            next(life for life in self.lives if life.id == effect.job_id).unpublished.append(effect.lane)
         return answers
 
     def took(self, life: Life, command: Command, answer: Answer) -> None:
@@ -153,6 +170,12 @@ class Ledgers(RuleBasedStateMachine):
                 life.banned.clear()
                 life.actions += 1
                 self.spend(life)
+            case Relane(model=model), Done():
+                assert model in life.models, "moved back to a model before one that refused it"
+                if life.banned:
+                    life.models = life.models[life.models.index(model) :]
+                life.model = model
+                life.banned.clear()
             case RollCall(epoch=listed), Done():
                 if listed == life.epoch:
                     life.process = command.instance
@@ -182,6 +205,7 @@ class Ledgers(RuleBasedStateMachine):
             assert epoch == life.epoch, "an old epoch was granted again"
             return
         assert epoch == life.epoch + 1, "epochs grow by one"
+        assert command.token.consumer == consumer_of(life.lane), "granted out of another model's lane"
         assert command.worker not in life.banned, "granted to a worker that can't"
         assert holder not in life.grants.values(), "one delivery was granted twice"
         assert life.accepted is None, "granted after its result was accepted"
@@ -210,8 +234,17 @@ class Ledgers(RuleBasedStateMachine):
     @initialize(review=st.lists(st.booleans(), min_size=JOBS, max_size=JOBS), offer=st.booleans())
     def begin(self, review: list[bool], offer: bool) -> None:  # noqa: FBT001
         commands = [
-            admit(uuid.uuid4(), review=r, offer=offer, timeout_s=600.0) for r in review
-        ]  # hypothesis seeds random
+            admit(
+                uuid.uuid4(),  # hypothesis seeds random
+                review=r,
+                offer=offer,
+                timeout_s=600.0,
+                model=MODELS[0],
+                models=MODELS,
+                lane=lane_of("article", MODELS[0]),
+            )
+            for r in review
+        ]
         self.lives = [Life(c.job_id) for c in commands]
         assert self.do(*commands) == [Admitted()] * JOBS
 
@@ -229,8 +262,7 @@ class Ledgers(RuleBasedStateMachine):
         """The message of an offer lands in WORK; the offer may long have been taken back."""
         life = self.lives[n]
         if life.unpublished:
-            life.unpublished -= 1
-            life.seqs.append(self.next_seq)
+            life.lands(self.next_seq)
             self.next_seq += 1
             self.do(Offered(job_id=life.id, seq=life.seqs[-1]))
 
@@ -251,7 +283,7 @@ class Ledgers(RuleBasedStateMachine):
         self.dispatch(n)
         self.publish(n)
         if life.seqs:
-            self.do(claim(life.id, worker, life.seqs[-1], 10 + life.epoch))
+            self.do(life.claim(worker, life.seqs[-1], 10 + life.epoch))
         if life.epoch and end is not None:
             if lapse:
                 self.time_passes(91)
@@ -275,11 +307,10 @@ class Ledgers(RuleBasedStateMachine):
         if seq == self.next_seq:  # claimed before the coordinator heard where it lies
             if not life.unpublished:
                 return
-            life.unpublished -= 1
-            life.seqs.append(seq)
+            life.lands(seq)
             self.next_seq += 1
         instance = f"{worker}-{1 + second}"
-        self.do(claim(life.id, worker, seq, count, instance=instance, paused=paused))
+        self.do(life.claim(worker, seq, count, instance=instance, paused=paused))
 
     @rule(
         n=job_no,
@@ -323,7 +354,7 @@ class Ledgers(RuleBasedStateMachine):
         life = self.lives[n]
         if offer:
             self.dispatch(n)
-        self.do(*(claim(life.id, worker, seq, count) for seq in life.seqs[:-1] + life.seqs[-1:] * (not offer)))
+        self.do(*(life.claim(worker, seq, count) for seq in life.seqs[:-1] + life.seqs[-1:] * (not offer)))
 
     @rule(n=job_no, worker=workers, back=epochs_back)
     def upload(self, n: int, worker: str, back: int) -> None:
@@ -366,6 +397,16 @@ class Ledgers(RuleBasedStateMachine):
         at = self.row(n)["offered_at"] if unclaimed else datetime(2020, 1, 1, tzinfo=UTC)
         if at is not None:
             self.do(Withdraw(job_id=self.lives[n].id, offered_at=at, reason="unclaimed"))
+
+    @rule(n=job_no, model=st.sampled_from(MODELS), free=st.booleans())
+    def relane(self, n: int, model: str, free: bool) -> None:  # noqa: FBT001
+        """Placement moves it on; with `free` it takes the offer back first, as it does, in the same commit."""
+        at = self.row(n)["offered_at"]
+        moves = Relane(job_id=self.lives[n].id, model=model)
+        if free and at is not None:
+            self.do(Withdraw(job_id=moves.job_id, offered_at=at, reason="another model"), moves)
+        else:
+            self.do(moves)
 
     @rule(n=job_no, what=st.sampled_from((Cancel, Retry, Retry, Retry, Approve, Reject)), again=st.booleans())
     def operate(self, n: int, what: Any, again: bool) -> None:  # noqa: FBT001
@@ -432,8 +473,9 @@ class Ledgers(RuleBasedStateMachine):
                 self.time_passes(700)
                 self.do(Expire(job_id=life.id))
                 self.dispatch(n)
-                self.publish(n)
-                self.do(claim(life.id, "fresh", life.seqs[-1] if life.seqs else 1, 99))
+                for _ in range(len(life.unpublished)):
+                    self.publish(n)
+                self.do(life.claim("fresh", life.seqs[-1] if life.seqs else 1, 99))
                 self.do(completed(life.id, life.epoch, "fresh"))
             assert JobState(self.row(n)["state"]) in SETTLED, "a job is stuck"
         self.run(self._check())
@@ -448,6 +490,8 @@ def report_of(job_id: uuid.UUID, epoch: int, worker: str, kind: str, text: str) 
             return completed(job_id, epoch, worker, text, artifacts=[artifact()])
         case "released":
             return released(job_id, epoch, worker)
+        case "next model":
+            return replace(failed(job_id, epoch, worker, "elsewhere", frozenset(WORKERS)), another_model=True)
         case _:
             return failed(job_id, epoch, worker, kind, frozenset(WORKERS))
 
@@ -455,6 +499,7 @@ def report_of(job_id: uuid.UUID, epoch: int, worker: str, kind: str, text: str) 
 def _check_row(life: Life, job: asyncpg.Record, attempts: list[asyncpg.Record]) -> None:
     assert job["epoch"] == life.epoch, "an epoch that nobody was granted, or that was taken back"
     assert {a["epoch"]: (a["worker"], a["delivery"]) for a in attempts} == life.grants
+    assert (job["model"], job["lane"], tuple(job["models"])) == (life.model, life.lane, life.models)
     still_open = [a["epoch"] for a in attempts if a["outcome"] is None]
     assert still_open == ([life.epoch] if job["state"] == "processing" else [])
     if job["state"] == "processing":
@@ -512,6 +557,7 @@ def test_promises_hold_over_long_lives(ledger_dsn: str) -> None:
         print({row["outcome"]: row["count"] for row in ends}, desk.ledger.status()["commands"])  # noqa: T201
         assert {row["outcome"] for row in ends} >= {"completed", "failed", "released", "lease_expired"}, "too tame"
         assert max(row["epoch"] for row in ends) >= 3, "too tame"
+        assert len(machine.run(desk.pool.fetch("SELECT DISTINCT lane FROM job"))) == len(MODELS), "too tame"
 
 
 def a_step(machine: Ledgers, rng: random.Random) -> None:
@@ -541,6 +587,7 @@ def a_step(machine: Ledgers, rng: random.Random) -> None:
         lambda: machine.roll_call(n, worker, rng.random() < 0.3, yes),
         lambda: machine.grace(n),
         lambda: machine.withdraw(n, rng.random() < 0.8),
+        lambda: machine.relane(n, rng.choice(MODELS), yes),
         lambda: machine.operate(n, rng.choice((Cancel, Retry, Retry, Retry, Approve, Reject)), yes),
         lambda: machine.prioritize(n, rng.randrange(4)),
         lambda: machine.time_passes(rng.choice((1, 15, 60, 91, 700))),

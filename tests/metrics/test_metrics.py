@@ -1,271 +1,261 @@
-"""What is counted: each number follows something that the ledger committed, and no label can be made up outside."""
+"""GET /metrics: what happened is counted once, what is there is told, and nobody outside makes new labels at will."""
 
+import json
+import re
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from prometheus_client import generate_latest
-from pydantic import SecretStr
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.metrics import KINDS_MOST, OTHER, Metrics
-from coordinator.metrics_state import LANES_MOST, Families, of_ledger
-from tests.metrics.reading import Reading, scrape
-from tests.support.servers import TandemServers, eventually, own_servers
-from tests.support.world import World, eventually_async
+from coordinator import metrics
+from coordinator.ledger.model import Attempt, Job
+from coordinator.metrics import MOST_LANES, Metrics, Reading
+from shared.states import AttemptOutcome, JobState
+from tests.support.servers import own_servers
+from tests.support.world import World
 from tests.support.world import world as open_world
 
-TOKENS = {
-    "publisher:blog": SecretStr("t-blog"),
-    "viewer:wall": SecretStr("t-wall"),
-    "admin:boss": SecretStr("t-boss"),
-}
+DEPLOY = Path(__file__).parents[2] / "deploy" / "grafana"
+NOW = datetime(2026, 11, 30, tzinfo=UTC)
+Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def guarded(servers: TandemServers, ledger_dsn: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with open_world(servers, ledger_dsn, tmp_path, tokens=TOKENS) as made:
+async def world(ledger_dsn: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with own_servers() as servers, open_world(servers, ledger_dsn, tmp_path) as made:
         yield made
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def opened(servers: TandemServers, ledger_dsn: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with open_world(servers, ledger_dsn, tmp_path, tokens=TOKENS, metrics_open=True) as made:
-        yield made
+def read(text: str) -> Values:
+    found: Values = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found, f"told twice: {key}"
+            found[key] = sample.value
+    return found
 
 
-async def test_a_job_is_counted_from_its_submission_to_its_result(world: World) -> None:
-    mini = await world.puppet("mini")
-    await world.submit(key="one")
-    await world.submit(key="one", expect=200)
-    await world.submit(key="one", expect=409, priority="high")
-    held = await mini.take()
-    await held.beat()
-    await eventually(lambda: world.coordinator.heartbeats.taken == 1)
-    running = await scrape(world.http)
-    assert running("tandem_jobs", state="processing", kind="article", lane="article.any") == 1
-    await world.move_clock(20)
-    await held.report()
-    await held.verdict("accepted")
-
-    seen = await scrape(world.http)
-
-    for outcome in ("admitted", "same", "conflict"):
-        assert seen("tandem_submissions_total", kind="article", outcome=outcome) == 1
-    assert seen("tandem_claims_granted_total", kind="article") == 1
-    assert seen("tandem_job_wait_seconds_count", kind="article") == 1
-    assert seen("tandem_heartbeats_total") == 1
-    assert seen("tandem_reports_total", verdict="accepted") == 1
-    assert seen("tandem_attempts_total", kind="article", outcome="completed") == 1
-    assert seen("tandem_jobs_settled_total", kind="article", state="completed") == 1
-    for name in ("tandem_attempt_seconds", "tandem_job_seconds"):
-        assert seen(f"{name}_count", kind="article") == 1
-        assert seen(f"{name}_sum", kind="article") >= 20
-    assert seen("tandem_jobs", state="completed", lane="article.any") == 1
-    assert seen("tandem_jobs", state="processing") == 0
-    assert seen("tandem_retries_total") == seen("tandem_lease_losses_total") == 0
-    assert seen("tandem_ledger_commit_seconds_count") == seen("tandem_ledger_commit_commands_count") > 0
-    assert seen("tandem_workers", state="ready") == 1
-    assert seen("tandem_ready") == seen("tandem_ledger_up") == seen("tandem_bus_connected") == 1
+async def scrape(world: World) -> Values:
+    async with world.http.get("/metrics") as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        return read(await answer.text())
 
 
-async def test_a_lapse_a_stale_result_and_a_lost_heartbeat_are_counted(world: World) -> None:
-    mini, macbook = await world.puppet("mini"), await world.puppet("macbook")
-    await world.submit()
-    late = await macbook.take()
-    await world.pass_time(91)
-    held = await mini.take()
-    await late.beat()
-    await macbook.hears("revoke", job_id=late.job_id, epoch=1)
-    await late.report(result={"text": "late"})
-    await late.verdict("stale")
-    await held.report()
-    await held.verdict("accepted")
-    await held.report()
-    await held.verdict("duplicate")
-
-    seen = await scrape(world.http)
-
-    assert seen("tandem_lease_losses_total", kind="article", how="worker_lost") == 1
-    assert seen("tandem_attempts_total", outcome="lease_expired") == 1
-    assert seen("tandem_retries_total", **{"class": "lapsed"}) == 1
-    assert seen("tandem_heartbeats_lost_total", reason="stale") == 1
-    assert [seen("tandem_reports_total", verdict=v) for v in ("accepted", "stale", "duplicate")] == [1, 1, 1]
-    assert seen("tandem_leases_resumed_total") == 0
+def value(found: Values, name: str, **labels: str) -> float:
+    return found[name, frozenset(labels.items())]
 
 
-async def test_a_lease_that_is_heard_of_in_time_is_no_second_end(world: World) -> None:
+async def test_a_jobs_life_is_counted(world: World) -> None:
     mini = await world.puppet("mini")
     await world.submit()
-    held = await mini.take()
-    await world.pass_time(91)
-    await held.beat()
-    await eventually(lambda: world.coordinator.heartbeats.taken == 1)
-
-    seen = await scrape(world.http)
-
-    assert (seen("tandem_leases_resumed_total"), seen("tandem_lease_losses_total")) == (1, 1)
-    assert (seen("tandem_claims_granted_total"), seen("tandem_attempts_total")) == (1, 1)
-
-
-async def test_retries_are_counted_by_the_class_of_what_went_wrong(world: World) -> None:
-    mini, macbook = await world.puppet("mini"), await world.puppet("macbook")
-    job = await world.submit(max_attempts=2)
-    await (await mini.take()).report("released")
-    await (await mini.take()).fail("elsewhere")
-    await (await macbook.take()).fail("transient")
-    await world.pass_time(13)
+    await (await mini.take()).fail("transient")
+    await world.move_clock(15)
+    await mini.announce()
     world.coordinator.dispatcher.wake()
-    await (await macbook.take()).fail("permanent")
-    await world.until(job["id"], "failed")
-    await world.act(job["id"], "retry")
+    held = await mini.take()
+    await held.report()
+    await held.verdict("accepted")
+    called_off = await world.submit()
+    late = await mini.take()
+    await world.act(called_off["id"], "cancel")
+    await late.report()
+    await late.verdict("rejected")
+    await world.submit(expect=422, kind="nothing")
+    await world.submit()
+    found = await scrape(world)
 
-    seen = await scrape(world.http)
+    assert value(found, "tandem_jobs_admitted_total", kind="article") == 3
+    assert value(found, "tandem_jobs_settled_total", kind="article", state="completed") == 1
+    assert value(found, "tandem_attempts_ended_total", kind="article", outcome="failed") == 1
+    assert value(found, "tandem_attempts_ended_total", kind="article", outcome="completed") == 1
+    assert value(found, "tandem_attempt_errors_total", kind="article", error_class="transient") == 1
+    assert value(found, "tandem_attempt_seconds_count", kind="article") == 1
+    assert value(found, "tandem_wait_seconds_count", kind="article") == 2
+    assert value(found, "tandem_claims_granted_total") == 3
+    assert value(found, "tandem_reports_total", verdict="accepted") == 2
+    assert value(found, "tandem_reports_total", verdict="rejected") == 1
+    assert value(found, "tandem_submissions_refused_total") == 1
+    assert value(found, "tandem_jobs", state="completed") == 1
+    assert value(found, "tandem_jobs", state="pending") == 1
+    assert value(found, "tandem_lane_jobs", lane="article.any", state="offered") == 1
+    assert value(found, "tandem_workers", state="ready") == 1
+    assert value(found, "tandem_ready") == value(found, "tandem_ledger_up") == 1
+    assert value(found, "tandem_loop_failures", loop="reaper") == 0
+    assert value(found, "tandem_commit_seconds_count") > 0
+    assert value(found, "tandem_http_seconds_count", method="POST", route="/v1/jobs", status="201") == 3
+    assert value(found, "tandem_http_seconds_count", method="POST", route="/v1/jobs", status="422") == 1
 
-    for word in ("released", "elsewhere", "transient", "operator"):
-        assert seen("tandem_retries_total", **{"class": word}) == 1, word
-    assert seen("tandem_retries_total") == 4
-    assert seen("tandem_attempts_total", outcome="failed") == 3
-    assert seen("tandem_jobs_settled_total", state="failed") == 1
 
-
-async def test_a_denied_claim_is_counted_with_its_reason(world: World) -> None:
-    mini, macbook = await world.puppet("mini"), await world.puppet("macbook")
+async def test_a_lapse_and_its_resumption_are_counted(world: World) -> None:
+    mini = await world.puppet("mini")
     await world.submit()
     held = await mini.take()
-    answer = await macbook.claim(held.offer)
-    assert answer["reason"] == "leased"
-
-    seen = await scrape(world.http)
-
-    assert seen("tandem_claims_denied_total", reason="leased") == seen("tandem_claims_denied_total") == 1
-
-
-async def test_the_queue_has_the_age_of_its_oldest_due_job_unless_its_lane_is_paused(world: World) -> None:
-    await world.submit(run_after="2999-01-01T00:00:00Z", kind="image", spec={"prompt": "later"})
-    await world.submit()
-    await world.submit(model="llama3.1:8b")
-    await world.move_clock(100)
-    await _pause(world, "article.llama3-1-8b")
-
-    seen = await scrape(world.http)
-
-    assert seen("tandem_queue_age_seconds", kind="article", lane="article.any") >= 100
-    assert seen.labels("tandem_queue_age_seconds", "lane") == {"article.any"}
-    assert seen("tandem_lanes_paused") == 1
-    assert seen("tandem_jobs", state="pending") == 3
+    await held.beat()
+    await world.move_clock(200)
+    await world.coordinator.reaper.once()
+    assert (await held.ask())["lease"] == "held"
+    found = await scrape(world)
+    assert value(found, "tandem_lease_losses_total", code="worker_silent") == 1
+    assert value(found, "tandem_leases_resumed_total") == 1
 
 
-async def test_a_worker_that_is_away_paused_or_unhealthy_is_told_apart_without_its_name(world: World) -> None:
-    await world.puppet("mini")
-    await world.puppet("macbook", state="unhealthy")
-    await world.puppet("studio")
-    await _order(world, "studio", "pause")
-
-    seen = await scrape(world.http)
-
-    states = {s: seen("tandem_workers", state=s) for s in seen.labels("tandem_workers", "state")}
-    expected = {"ready": 1, "unhealthy": 1, "paused": 1, "draining": 0, "away": 0, "set_aside": 0}
-    assert states == expected
-    await world.move_clock(1000)
-    await world.coordinator.directory.once()
-    assert (await scrape(world.http))("tandem_workers", state="away") == 3
-    assert not any("mini" in str(sample.labels.values()) for sample in seen.samples)
-
-
-async def test_requests_are_counted_by_route_and_never_by_path(world: World) -> None:
-    for number in range(3):
-        async with world.http.get(f"/v1/jobs/01970000-0000-7000-8000-00000000000{number}") as answer:
+async def test_paths_and_methods_of_strangers_are_no_labels(world: World) -> None:
+    for number in range(5):
+        async with world.http.get(f"/nothing/{number}") as answer:
             assert answer.status == 404
-        async with world.http.get(f"/made-up-{number}") as answer:
-            assert answer.status == 404
-        async with world.http.request(("DELETE", "PATCH", "OPTIONS")[number], "/v1/jobs") as answer:
+        async with world.http.request("PROPFIND", "/v1/jobs") as answer:
             assert answer.status == 405
-
-    seen = await scrape(world.http)
-
-    assert seen("tandem_http_requests_total", route="/v1/jobs/{job_id}", method="GET", status="404") == 3
-    assert seen("tandem_http_requests_total", route="unmatched", status="404") == 3
-    assert seen("tandem_http_requests_total", method="other", status="405") == 3
-    assert seen("tandem_http_request_seconds_count", route="/v1/jobs/{job_id}") == 3
+        async with world.http.get(f"/v1/jobs/00000000-0000-0000-0000-00000000000{number}") as answer:
+            assert answer.status == 404
+    asked = {labels for name, labels in await scrape(world) if name == "tandem_http_seconds_count"}
+    assert {dict(labels)["route"] for labels in asked} >= {"none", "/v1/jobs/{job_id}"}
+    assert not any("nothing" in dict(labels)["route"] or dict(labels)["method"] == "PROPFIND" for labels in asked)
 
 
-async def test_loops_and_the_reconciler_are_told(world: World) -> None:
-    seen = await scrape(world.http)
-    loops = {loop.name for loop in world.coordinator.loops}
-    assert seen.labels("tandem_loop_failures_total", "loop") == loops
-    assert seen("tandem_loop_rounds_total", loop="dispatcher") >= 1
-    assert seen.labels("tandem_mended_total", "what") == {"missing", "unrecorded", "orphaned", "streams"}
+# ---- without servers
 
 
-def test_kinds_beyond_the_limit_are_one() -> None:
-    metrics = Metrics()
-    for number in range(KINDS_MOST + 20):
-        metrics._denied.labels("leased").inc()
-        metrics._granted.labels(metrics._kind(f"kind-{number}")).inc()
-    seen = _read(metrics.registry.collect())
-    assert len(seen.labels("tandem_claims_granted_total", "kind")) == KINDS_MOST + 1
-    assert seen("tandem_claims_granted_total", kind=OTHER) == 20
+def job(**fields: Any) -> Job:
+    given: dict[str, Any] = {
+        "id": None,
+        "source": "cms",
+        "kind": "article",
+        "model": None,
+        "lane": "article.any",
+        "state": JobState.PENDING,
+        "content_sha256": b"",
+        "max_attempts": 5,
+        "timeout_s": 60,
+        "review": False,
+        "run_after": NOW,
+        "created_at": NOW,
+    }
+    return Job(**{**given, **fields})
 
 
-def test_lanes_beyond_the_limit_are_one_and_no_job_is_left_out() -> None:
-    rows: list[dict[str, Any]] = [
-        {"lane": f"article.m{n}", "state": "pending", "jobs": 2, "paused": False, "age_s": float(n)}
-        for n in range(LANES_MOST + 100)
+def attempt(epoch: int = 1, **fields: Any) -> Attempt:
+    given = {"number": 1, "worker": "mini", "instance": None, "delivery": "d", "deadline_at": NOW}
+    return Attempt(epoch=epoch, claimed_at=NOW + timedelta(seconds=7), **{**given, **fields})
+
+
+def told(made: Metrics, **more: Any) -> Values:
+    status = {
+        "bus": {"connected": True, "connections": 1},
+        "ledger": {"connected": True, "waiting": 0, "outages": 0},
+        "loops": {},
+        "counts": {
+            **{key: 0 for key, _ in metrics._COUNTED.values()},
+            "granted": 0,
+            "denied": {},
+            "verdicts": {},
+            "callbacks_failed": {},
+            "set_aside": 0,
+        },
+    }
+    return read(made.exposition(Reading(status=status, ready=True, **more)).decode())
+
+
+def test_only_the_first_claim_is_a_wait_and_only_a_result_a_duration() -> None:
+    made = Metrics()
+    waiting = job()
+    first = job(state=JobState.PROCESSING, epoch=1, last=attempt())
+    made.changed(waiting, first)
+    ended = {"outcome": AttemptOutcome.RELEASED, "ended_at": NOW + timedelta(seconds=20)}
+    released = job(epoch=1, last=attempt(**ended))
+    made.changed(first, released)
+    second = job(state=JobState.PROCESSING, epoch=2, last=attempt(2))
+    made.changed(released, second)
+    ended["outcome"] = AttemptOutcome.COMPLETED
+    made.changed(second, job(state=JobState.COMPLETED, epoch=2, finished_at=NOW, last=attempt(2, **ended)))
+    found = told(made)
+    assert value(found, "tandem_wait_seconds_sum", kind="article") == 7
+    assert value(found, "tandem_wait_seconds_count", kind="article") == 1
+    assert value(found, "tandem_attempt_seconds_sum", kind="article") == 13
+    assert value(found, "tandem_attempts_ended_total", kind="article", outcome="released") == 1
+
+
+def test_many_lanes_become_one() -> None:
+    lanes = [
+        {"name": f"article.m{n}", "paused": False, "waiting": n, "offered": 0, "processing": 0, "waits_s": None}
+        for n in range(MOST_LANES + 50)
     ]
-    seen = _read(of_ledger(rows))
-    assert len(seen.labels("tandem_jobs", "lane")) == LANES_MOST + 1
-    assert seen("tandem_jobs", lane=OTHER, kind=OTHER) == 200
-    assert seen("tandem_jobs") == 2 * len(rows)
-    assert seen("tandem_queue_age_seconds", lane=OTHER) == LANES_MOST + 99
+    found = told(Metrics(), counts={"pending": 1}, lanes=lanes)
+    shown = {dict(labels)["lane"] for name, labels in found if name == "tandem_lane_jobs"}
+    assert len(shown) == MOST_LANES + 1
+    assert value(found, "tandem_lane_jobs", lane="other", state="waiting") == sum(range(50))
 
 
-async def test_metrics_need_a_token_that_reads(guarded: World) -> None:
-    for token, status in ((None, 401), ("t-nobody", 401), ("t-blog", 403), ("t-boss", 200), ("t-wall", 200)):
-        assert await _status(guarded, "/metrics", token) == status, token
+def test_while_the_ledger_is_away_the_machinery_is_told() -> None:
+    found = told(Metrics())
+    assert value(found, "tandem_ledger_up") == 0
+    assert not any(name == "tandem_jobs" for name, _ in found)
 
 
-@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "Via"])
-async def test_open_metrics_are_for_this_machine_and_not_for_what_a_proxy_passes_on(opened: World, header: str) -> None:
-    assert await _status(opened, "/metrics") == 200
-    assert await _status(opened, "/status") == 401
-    assert await _status(opened, "/metrics", **{header: "203.0.113.7"}) == 401
+# ---- what is made of it
 
 
-async def test_metrics_are_there_while_postgres_is_away(tmp_path: Path) -> None:
-    async with own_servers(postgres=True) as servers:
-        assert servers.postgres is not None
-        async with open_world(servers, servers.postgres.dsn, tmp_path) as world:
-            await world.submit()
-            await servers.postgres.kill()
-
-            async def away() -> bool:
-                return (await scrape(world.http))("tandem_ledger_up") == 0
-
-            await eventually_async(away)
-            seen = await scrape(world.http)
-            assert seen("tandem_submissions_total", outcome="admitted") == 1
-            assert not seen.labels("tandem_jobs", "state")
-            await servers.postgres.start()
+def names_in(query: str) -> set[str]:
+    return set(re.findall(r"tandem_[a-z_]+", query))
 
 
-async def _status(world: World, path: str, token: str | None = None, **headers: str) -> int:
-    if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
-    async with world.http.get(path, headers=headers) as answer:
-        return answer.status
+def exported() -> set[str]:
+    names = set()
+    lanes = [{"name": "l", "paused": False, "waiting": 1, "offered": 0, "processing": 0, "waits_s": 1.0}]
+    text = Metrics()
+    first = job(state=JobState.PROCESSING, epoch=1, last=attempt())
+    lapsed = {"outcome": AttemptOutcome.LEASE_EXPIRED, "ended_at": NOW, "error": {"code": "worker_lost"}}
+    text.changed(None, first)
+    text.changed(first, job(epoch=1, last=attempt(**lapsed)))
+    text.answered("GET", "/", 200, 0.1)
+    for family in text.registry.collect():
+        names |= {f"{family.name}{end}" for end in ("", "_total", "_bucket", "_sum", "_count")}
+    found = told(text, counts={"pending": 1}, lanes=lanes)
+    return (
+        names
+        | {name for name, _ in found}
+        | {"tandem_claims_denied_total", "tandem_reports_total"}
+        | {
+            "tandem_callbacks_failed_total",
+            "tandem_loop_failures",
+            "tandem_loop_rounds_total",
+        }
+    )
 
 
-async def _pause(world: World, lane: str) -> None:
-    async with world.http.post(f"/v1/lanes/{lane}/pause") as answer:
-        assert answer.status == 200, await answer.text()
+def test_every_query_of_the_dashboard_and_the_alerts_names_what_is_exported() -> None:
+    board = json.loads((DEPLOY / "tandem.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())
+    alerts = [rule for group in rules["groups"] for rule in group["rules"]]
+    assert {"summary", "description"} <= set(alerts[0]["annotations"])
+    known = exported()
+    for query in [*queries, *(alert["expr"] for alert in alerts)]:
+        assert names_in(query), query
+        assert names_in(query) <= known, query
+        assert query.count("(") == query.count(")"), query
 
 
-async def _order(world: World, worker: str, what: str) -> None:
-    async with world.http.post(f"/v1/workers/{worker}/{what}") as answer:
-        assert answer.status == 200, await answer.text()
+def test_the_docs_name_every_metric_and_every_alert() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
+    rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            assert rule["alert"] in text
+    made = Metrics()
+    families = {family.name for family in made.registry.collect()}
+    families |= {name for name, _ in told(made, counts={}, lanes=[])} & {"tandem_ready", "tandem_jobs"}
+    assert all(family in text for family in families | set(metrics._COUNTED))
 
 
-def _read(families: Any) -> Reading:
-    return Reading(generate_latest(Families(families)).decode())
+@pytest.mark.parametrize("answer", ["401", "200"])
+def test_an_answer_is_timed_by_its_status(answer: str) -> None:
+    made = Metrics()
+    made.answered("GET", "/status", int(answer), 0.3)
+    assert value(told(made), "tandem_http_seconds_sum", method="GET", route="/status", status=answer) == 0.3

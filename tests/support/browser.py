@@ -31,7 +31,7 @@ async def chromium() -> AsyncIterator[Browser]:
     """Run the browser; the test fails with the way to install it if there is none."""
     path = shutil.which("chromium")
     if path is None:
-        pytest.fail("these tests need Chromium: .ci/chromium (as root), or apt-get install chromium", pytrace=False)
+        pytest.fail("these tests need Chromium: .ci/packages (as root)", pytrace=False)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=path, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]

@@ -92,6 +92,7 @@ class FakeComfyUI(Worker):
                     web.post(f"{prefix}/queue", self._change_queue),
                     web.post(f"{prefix}/interrupt", self._interrupt),
                     web.post(f"{prefix}/free", self._free),
+                    web.get(f"{prefix}/history", self._histories),
                     web.get(f"{prefix}/history/{{id}}", self._history),
                     web.post(f"{prefix}/history", self._change_history),
                     web.get(f"{prefix}/view", self._view),
@@ -247,6 +248,12 @@ class FakeComfyUI(Worker):
             return web.Response(status=500, text=TROUBLE)
         entry = self.history.get(prompt_id)
         return web.json_response({} if entry is None else {prompt_id: entry})
+
+    async def _histories(self, request: web.Request) -> web.Response:
+        if self.unreadable & self.history.keys():
+            return web.Response(status=500, text=TROUBLE)
+        newest = list(self.history)[-int(request.query["max_items"]) :]
+        return web.json_response({prompt_id: self.history[prompt_id] for prompt_id in newest})
 
     async def _change_history(self, request: web.Request) -> web.Response:
         body = await request.json()

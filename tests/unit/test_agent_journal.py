@@ -62,6 +62,8 @@ def job(tmp_path):
         spec={"prompt": "a harbour"},
         labels={"post": "812"},
         open_workspace=lambda: tmp_path,
+        no_progress_s=70.0,
+        unexplained=1,
     )
 
 
@@ -96,6 +98,7 @@ async def test_the_next_process_gets_the_grant_as_it_was(tmp_path, wall):
         "priority": "normal",
     }
     assert (claimed.granted.epoch, claimed.granted.attempt, claimed.granted.upload.token) == (3, 2, "token")
+    assert (claimed.granted.no_progress_s, claimed.granted.unexplained) == (70.0, 1)
     assert later.left_s(claimed) == 440
 
 

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -16,12 +17,14 @@ import pytest
 import pytest_asyncio
 from pydantic import SecretStr
 
+from coordinator.artifact_health import WatchedStore
 from coordinator.artifacts import (
     CHUNK_BYTES,
     SHARDS,
     FolderStore,
     MissingContentError,
     NoRoomError,
+    StoreDownError,
     WrongContentError,
     artifact_url,
 )
@@ -300,3 +303,51 @@ def test_a_short_secret_is_refused() -> None:
 def test_an_artifacts_address_says_its_name_for_urls() -> None:
     url = artifact_url("https://tandem.example", JOB, "Bild ä #1?.png")
     assert url == f"https://tandem.example/v1/jobs/{JOB}/artifacts/Bild%20%C3%A4%20%231%3F.png"
+
+
+async def test_a_folder_that_is_gone_is_a_store_that_is_away(store: FolderStore, tmp_path: Path) -> None:
+    """Such as a disk that is not mounted."""
+    for name in ("incoming", "sha256"):
+        shutil.rmtree(tmp_path / name)
+    with pytest.raises(StoreDownError, match="No such file or directory"):
+        await store.put(_chunks(b"x"), sha256=_sha(b"x"), size=1)
+    with pytest.raises(StoreDownError):
+        await store.tidy(older_than_s=0)
+
+
+async def test_a_folder_that_cant_be_made_is_a_fault_of_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"artifacts: .*file/folder can't be used"):
+        await FolderStore.open(tmp_path / "file" / "folder")
+
+
+async def test_a_store_is_as_it_answered_last(store: FolderStore, tmp_path: Path) -> None:
+    watched = WatchedStore(store)
+    assert watched.status() == {"reachable": None, "failures": 0, "last_error": None}
+    await watched.put(_chunks(b"x"), sha256=_sha(b"x"), size=1)
+    fine = {"reachable": True, "failures": 0, "last_error": None}
+    assert watched.status() == fine
+    with pytest.raises(WrongContentError):
+        await watched.put(_chunks(b"y"), sha256=_sha(b"x"), size=1)
+    assert watched.status() == fine, "a bad upload is no fault of the store"
+
+    (tmp_path / "incoming").rename(tmp_path / "elsewhere")
+    for failures in (1, 2):
+        with pytest.raises(StoreDownError) as raised:
+            await watched.tidy(older_than_s=0)
+        assert watched.status() == {"reachable": False, "failures": failures, "last_error": str(raised.value)}
+
+    (tmp_path / "elsewhere").rename(tmp_path / "incoming")
+    assert b"".join([chunk async for chunk in watched.read(_sha(b"x"))]) == b"x"
+    assert watched.status() == {"reachable": True, "failures": 0, "last_error": str(raised.value)}
+
+
+async def test_a_full_store_is_there_and_full(store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    watched = WatchedStore(store)
+    with pytest.raises(NoRoomError):
+        await watched.put(_chunks(b"x"), sha256=_sha(b"x"), size=1)
+    assert watched.status() == {"reachable": True, "failures": 1, "last_error": "no room for 1 bytes"}

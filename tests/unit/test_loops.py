@@ -4,9 +4,11 @@ import asyncio
 from contextlib import suppress
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from shared.errors import LedgerDownError
 from shared.loops import Loop
+from tests.support.servers import eventually
 
 
 async def test_a_round_that_awaits_nothing_and_wakes_itself_starves_nobody() -> None:
@@ -47,3 +49,27 @@ async def test_a_server_that_is_away_is_waited_for() -> None:
     driven.cancel()
     with suppress(asyncio.CancelledError):
         await driven
+
+
+async def test_an_outage_that_another_loop_speaks_of_costs_no_lines_and_a_fault_of_its_own_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = CapturingLogger()
+    monkeypatch.setattr("shared.loops._log", said)
+    errors: list[Exception | None] = [LedgerDownError("away"), LedgerDownError("away"), None, ValueError("ours"), None]
+
+    async def once() -> None:
+        error = errors.pop(0) if errors else None
+        if error is not None:
+            raise error
+
+    loop = Loop("quiet", once, every_s=0.001, quiet_about=LedgerDownError)
+    driven = asyncio.create_task(loop.run())
+    await eventually(lambda: not errors and loop.rounds > 2)
+    driven.cancel()
+    with suppress(asyncio.CancelledError):
+        await driven
+    assert [(call.args[0], call.kwargs["failures"]) for call in said.calls] == [
+        ("loop failed", 1),
+        ("loop recovered", 1),
+    ]

@@ -217,3 +217,8 @@ async def test_a_question_that_failed_is_asked_again() -> None:
     with pytest.raises(LedgerDownError):
         await sparing.ask("jobs", down)
     assert await sparing.ask("jobs", up) == 7
+
+
+async def test_without_a_token_no_metrics_are_told(guarded: Web) -> None:
+    await guarded.call("GET", "/metrics", expect=401)
+    await guarded.call("GET", "/metrics", token="publisher", expect=403)
