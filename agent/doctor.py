@@ -6,12 +6,12 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.connection import open_bus, tls_context
 from agent.executors.base import Backed, Executor, Lacking
 from agent.executors.http import NOT_YET
 from agent.executors.memory import read_memory
 from agent.executors.registry import Registry, load_executors
 from agent.host import Clock
-from agent.service import open_bus, tls_context
 from agent.settings import AgentSettings
 from agent.workspace import data_folder
 from shared import subjects

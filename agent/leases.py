@@ -123,6 +123,8 @@ class Leases:
         self._emptied = asyncio.Event()
         self.delivering = 0
         """How many wait for their delivery."""
+        self.on_count: list[Callable[[int], None]] = []
+        """Who hears how many are held, at each change."""
 
     def __iter__(self) -> Iterator[Attempt]:
         """Iterate over what is held now; it may change meanwhile."""
@@ -160,6 +162,7 @@ class Leases:
             self.delivering -= 1
         if not self._held:
             self._emptied.set()
+        self._count()
 
     async def wait_empty(self) -> None:
         """Return when nothing is held."""
@@ -240,4 +243,9 @@ class Leases:
             lost=loop.create_future(),
         )
         self._held[attempt.key] = attempt
+        self._count()
         return attempt
+
+    def _count(self) -> None:
+        for callback in self.on_count:
+            callback(len(self._held))

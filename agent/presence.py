@@ -17,6 +17,7 @@ from agent.executors.registry import Registry
 from agent.gate import Gate
 from agent.leases import Leases
 from agent.puller import Lanes
+from agent.rule_watch import RuleWatch
 from agent.settings import AgentSettings
 from shared import subjects
 from shared.bus import Bus, BusError
@@ -39,6 +40,7 @@ class PresenceRounds:
         leases: Leases,
         registry: Registry,
         lanes: Lanes,
+        rules: RuleWatch,
         settings: AgentSettings,
         instance: str,
         *,
@@ -50,6 +52,7 @@ class PresenceRounds:
         self._leases = leases
         self._registry = registry
         self._lanes = lanes
+        self._rules = rules
         self._settings = settings
         self._data = Path(settings.data).expanduser()
         self._instance = instance
@@ -75,14 +78,15 @@ class PresenceRounds:
             host=host.name(),
             platform=host.system(),
             slots=self._settings.slots,
-            rank=self._settings.rank,
+            rank=self._rules.rank(self._settings.rank),
             state=self._gate.state,
             capabilities=capabilities,
             warm=self._registry.warm(),
             busy=self._leases.busy(),
             as_of=self._as_of,
             facts=host.facts(self._data)
-            | {"not_pulling": self._gate.why_not(once_answered=True), "probes": self._registry.probes()},
+            | {"not_pulling": self._gate.why_not(once_answered=True), "probes": self._registry.probes()}
+            | self._rules.facts(),
         )
         try:
             message = await self._bus.request(
@@ -111,6 +115,7 @@ class PresenceRounds:
         if [o.consumer for o in offers] != [o.consumer for o in self._lanes.offers]:
             _log.info("lanes", consumers=[offer.consumer for offer in offers])
         self._lanes.offers = offers
+        self._rules.offered(offers)
         self._lanes.lease_ttl_s = reply.lease_ttl_s
         if reply.state is not self._gate.wanted:
             _log.info("state wanted", state=reply.state)

@@ -97,7 +97,7 @@ class Puller:
     slots: Slots
     lanes: Lanes
     runner: Runner
-    rank: int
+    rank: Callable[[], int]
     linger_s: float
     linger_many_s: float
     now: Callable[[], float]
@@ -190,7 +190,7 @@ class Puller:
         self.lanes.asked(consumer)
         try:
             return await self.bus.pull_one(
-                STREAM, consumer, expires_s=wait_s, no_wait=wait_s == 0, group=GROUP, priority=self.rank
+                STREAM, consumer, expires_s=wait_s, no_wait=wait_s == 0, group=GROUP, priority=self.rank()
             )
         except BusError as error:
             _log.info("pull refused", consumer=consumer, error=f"{type(error).__name__}: {error}"[:200])

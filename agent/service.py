@@ -6,7 +6,6 @@ still undelivered after that stays in the spool for the next process.
 
 import asyncio
 import contextlib
-import ssl
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from typing import Any
 
 import structlog
 
+from agent.awake import Awake
 from agent.claims import Claims
+from agent.connection import open_bus, tls_context
 from agent.control import Control
 from agent.drain import Drain
 from agent.executors.base import Executor
@@ -29,6 +30,7 @@ from agent.leases import Attempt, Leases, first_of
 from agent.presence import PresenceRounds
 from agent.puller import Lanes, Puller
 from agent.reporter import Reporter
+from agent.rule_watch import RuleWatch
 from agent.runner import RunEnd, Runner
 from agent.settings import AgentSettings
 from agent.slots import Slot, Slots
@@ -38,8 +40,8 @@ from agent.watchdog import Watchdog
 from agent.workspace import Workspaces, data_folder
 from shared import subjects
 from shared.bus import Bus
-from shared.errors import ConfigurationError
 from shared.loops import Loop
+from shared.rules import Rules
 from shared.wire import PresenceReply
 
 _PULLS_BACK_S = 1.0
@@ -60,11 +62,13 @@ async def run_agent(
     executors: Sequence[Executor] | None = None,
     clock: Clock | None = None,
     on_end: Callable[[RunEnd], None] | None = None,
+    reload_rules: Callable[[], Rules | None] = lambda: None,
 ) -> None:
     """Run one agent until `stop` is set and the drain is over; `hurry` ends the drain's patience.
 
     `ready` is set when the coordinator has answered for the first time. `executors` replaces those of the settings,
-    `on_end` hears how each delivery ended. ConfigurationError for what a person must mend.
+    `on_end` hears how each delivery ended, `reload_rules` returns rules that have changed in the settings since it was
+    called last. ConfigurationError for what a person must mend.
     """
     instance, clock = str(uuid.uuid4()), clock or Clock()
     plugins = load_executors(settings.executors) if executors is None else executors
@@ -93,36 +97,11 @@ async def run_agent(
                 uploads=uploads,
                 watchdog=watchdog,
                 on_end=on_end,
+                reload_rules=reload_rules,
             )
             hurry, ready = hurry or asyncio.Event(), ready or asyncio.Event()
             await _Agent(parts).run(spooled, begun, stop=stop, hurry=hurry, ready=ready)
     _log.info("agent ends", worker=settings.worker)
-
-
-def open_bus(settings: AgentSettings, instance: str, seed: str | None, tls: ssl.SSLContext | None) -> Bus:
-    """Return the agent's bus, not yet entered."""
-    return Bus(
-        settings.nats,
-        name=f"agent-{settings.worker}-{instance}",
-        seed=seed,
-        inbox_prefix=f"_INBOX.{settings.worker}",
-        js_prefix=settings.js_prefix,
-        tls=tls,
-        reconnect_delays_s=settings.reconnect_s,
-    )
-
-
-def tls_context(settings: AgentSettings) -> ssl.SSLContext | None:
-    """Return what to trust beside the system's certificates; None: nothing special is set."""
-    if settings.ca_file is None:
-        return None
-    try:
-        context = ssl.create_default_context()
-        context.load_verify_locations(settings.ca_file.expanduser())
-    except (OSError, ssl.SSLError) as error:
-        msg = f"ca_file {settings.ca_file}: {error}"
-        raise ConfigurationError(msg) from None
-    return context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +119,7 @@ class _Parts:
     uploads: Uploads
     watchdog: Watchdog
     on_end: Callable[[RunEnd], None] | None
+    reload_rules: Callable[[], Rules | None]
 
 
 class _Agent:
@@ -173,9 +153,15 @@ class _Agent:
             self._gate,
             parts.journal,
         )
+        self._awake = Awake()
+        self._leases.on_count.append(self._awake.held)
+        self._rules = RuleWatch(
+            settings.rules, self._leases, now, on_change=self._rules_changed, reload=parts.reload_rules
+        )
+        self._rule_rounds = Loop("rules", self._rules.once, settings.rules_s)
         self._slots = Slots(settings.slots)
         self._lanes = Lanes(
-            can_begin=lambda offer: registry.can_begin(offer.kind, offer.slug),
+            can_begin=lambda offer: self._rules.may_take(offer) and registry.can_begin(offer.kind, offer.slug),
             is_warm=lambda offer: registry.is_warm(offer.kind, offer.slug),
             now=now,
             warm_wait_s=settings.warm_wait_s,
@@ -186,7 +172,7 @@ class _Agent:
             slots=self._slots,
             lanes=self._lanes,
             runner=self._runner,
-            rank=settings.rank,
+            rank=lambda: self._rules.rank(settings.rank),
             linger_s=settings.linger_s,
             linger_many_s=settings.linger_many_s,
             now=now,
@@ -194,7 +180,15 @@ class _Agent:
             on_end=self._ended,
         )
         self._rounds = PresenceRounds(
-            bus, self._gate, self._leases, registry, self._lanes, settings, parts.instance, on_answer=self._answered
+            bus,
+            self._gate,
+            self._leases,
+            registry,
+            self._lanes,
+            self._rules,
+            settings,
+            parts.instance,
+            on_answer=self._answered,
         )
         self._presence = Loop("presence", self._rounds.once, settings.presence_s)
         heartbeats = Heartbeats(bus.publish, self._leases, settings.worker, parts.instance, now)
@@ -205,6 +199,7 @@ class _Agent:
         self._gate.checks += [
             lambda: self._rounds.refused,
             lambda: "just_woken" if self._sleep.in_grace else None,
+            self._rules.reason,
             lambda: "spool_full" if self._leases.delivering >= settings.most_spooled else None,
         ]
         registry.on_change.append(self._gate.changed)
@@ -225,6 +220,8 @@ class _Agent:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             loops = [
+                tasks.create_task(self._rule_rounds.run(), name="rules"),
+                tasks.create_task(self._awake.run(), name="awake"),
                 tasks.create_task(self._beat(), name="heartbeats"),
                 tasks.create_task(Loop("sleep watch", self._sleep.once, WATCH_S).run(), name="sleep watch"),
             ]
@@ -359,14 +356,25 @@ class _Agent:
         if self._ready.is_set():
             self._chore(self._leases.ask_doubtful())
         self._chore(self._parts.uploads.forget_connections())
+        self._rule_rounds.wake()
         self._presence.wake()
 
     def _answered(self, reply: PresenceReply) -> None:
         self._presence.every_s = reply.presence_s
+        if self._rules.told(reply.rules):
+            self._rules_changed()
+            self._rule_rounds.wake()
         self._ready.set()
         if any(attempt.doubtful for attempt in self._leases):
             self._chore(self._leases.ask_doubtful())
         self._puller.wake()
+
+    def _rules_changed(self) -> None:
+        """Stop or begin taking work, and say so: pulls that are open would bring what may not begin."""
+        if self._rules.reason() is not None:
+            self._puller.withdraw()
+        self._gate.changed()
+        self._presence.wake()
 
     def _announce_change(self) -> None:
         said = self._rounds.announced

@@ -17,6 +17,7 @@ from shared.backoff import RECONNECT_S
 from shared.errors import ConfigurationError
 from shared.ids import NAME_PATTERN
 from shared.nkey import public_key
+from shared.rules import Rules
 from shared.wire import faults_of
 
 PREFIX = "TANDEM_AGENT_"
@@ -55,6 +56,11 @@ class AgentSettings(BaseSettings):
     """Agents of rank 0 are served first; a higher rank gets what they leave."""
     executors: dict[str, dict[str, Any]] = {}
     """What runs jobs: `[executors.<name>]` with that executor's own settings."""
+
+    rules: Rules = Rules()
+    """When it takes work: `[rules]`. The coordinator may say others; a change in the file counts without a restart."""
+    rules_s: Seconds = 5
+    """How often the rules are held against the machine."""
 
     presence_s: Seconds = 10
     """How often it announces itself, until the coordinator says otherwise."""

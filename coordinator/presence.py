@@ -117,8 +117,15 @@ class PresenceDesk:
                 _log.warning("lane without a consumer", lane=lane, error=str(error))
                 continue
             kind, _, slug = lane.partition(".")
-            consumer = subjects.consumer_of(lane)
-            offers.append({"kind": kind, "slug": slug, "consumer": consumer, "pending": self.dispatcher.waiting(lane)})
+            offers.append(
+                {
+                    "kind": kind,
+                    "slug": slug,
+                    "consumer": subjects.consumer_of(lane),
+                    "pending": self.dispatcher.waiting(lane),
+                    "better_free": self.directory.better_free(lane, presence.rank),
+                }
+            )
         return {
             "lanes": offers,
             "lease_ttl_s": self.policy.lease_ttl_s,

@@ -153,6 +153,11 @@ class Directory:
                 found[row.name] = slots
         return found
 
+    def better_free(self, lane: str, rank: int) -> int:
+        """Return how many jobs of a lane the workers of a better rank than this could start now."""
+        ranks = {name: row.presence.rank for name, row in self.rows.items() if row.presence}
+        return sum(free for name, free in self.free(lane).items() if ranks[name] < rank)
+
     def standing(self, lane: str, excluded: frozenset[str] = frozenset(), /) -> Standing:
         """Return what the jobs of a lane can expect of all workers but `excluded`."""
         capable = self.capable(lane) - excluded

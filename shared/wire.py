@@ -121,6 +121,7 @@ class LaneOffer(Open):
     slug: str
     consumer: str
     pending: int = 0
+    better_free: int | None = None  # free slots of ready agents of a better rank in this lane; None: not told
 
 
 class PresenceReply(Open):
@@ -132,6 +133,7 @@ class PresenceReply(Open):
     presence_s: float = 10.0
     as_of: AwareDatetime | None = None  # the ledger's time; to be said in the next presence
     state: WorkerState = WorkerState.READY
+    rules: dict[str, Any] | None = None  # shared/rules.py, instead of the agent's own; None: its own count
 
 
 class RefusedPresence(Open):

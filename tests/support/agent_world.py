@@ -68,6 +68,7 @@ class Coordinator:
         self.worker = worker
         self.kinds: tuple[str, ...] = ("article",)
         self.state = "ready"
+        self.rules: dict[str, Any] | None = None
         self.heartbeat_s = 1.0
         self.deadline_s = 60.0
         self.jobs: dict[str, dict[str, Any]] = {}
@@ -153,6 +154,7 @@ class Coordinator:
                     "heartbeat_s": self.heartbeat_s,
                     "presence_s": 0.5,
                     "state": self.state,
+                    "rules": self.rules,
                 },
             )
 
