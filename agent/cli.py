@@ -15,6 +15,7 @@ import typer
 import uvloop
 
 from agent.doctor import Finding, examine
+from agent.join import join
 from agent.service import run_agent
 from agent.settings import AgentSettings, load_settings
 from shared import log
@@ -80,6 +81,9 @@ def doctor(
     if faults:
         typer.echo(f"{faults} to mend")
         raise typer.Exit(1)
+
+
+app.command()(join)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from coordinator import cli_show, cli_show_operations
+from coordinator import cli_show, cli_show_operations, cli_workers
 from coordinator.cli_where import Data, Json, Token, Url, ask
 from shared.client import Client
 
@@ -15,8 +15,11 @@ LaneArgument = Annotated[str, typer.Argument(metavar="LANE", help="Its name, as 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (status, rejected, workers, drain, pause, resume):
+    for command in (status, rejected, drain, pause, resume):
         app.command()(command)
+    people = typer.Typer(invoke_without_command=True, callback=workers)
+    cli_workers.register(people)
+    app.add_typer(people, name="workers")
     group = typer.Typer(invoke_without_command=True, callback=lanes)
     group.command("pause")(pause_lane)
     group.command("resume")(resume_lane)
@@ -44,8 +47,12 @@ def rejected(
     typer.echo(cli_show.as_json(found)) if json else cli_show_operations.rejected(found)
 
 
-def workers(*, json: Json = False, url: Url = None, token: Token = None, data: Data = None) -> None:
+def workers(
+    context: typer.Context, *, json: Json = False, url: Url = None, token: Token = None, data: Data = None
+) -> None:
     """List the workers: what they can do, what they hold, when they were heard of."""
+    if context.invoked_subcommand is not None:
+        return
     found = ask(url, token, data, lambda client: client.workers())
     typer.echo(cli_show.as_json(found)) if json else cli_show_operations.workers(found)
 

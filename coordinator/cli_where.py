@@ -13,8 +13,8 @@ import orjson
 import typer
 import uvloop
 
+from coordinator.admin_client import AdminClient
 from coordinator.up_folder import CONNECTION
-from shared.client import Client
 from shared.errors import ConfigurationError, UnreachableError
 
 DEFAULT_DATA = Path("data")
@@ -31,7 +31,11 @@ _T = TypeVar("_T")
 
 
 def ask(
-    url: str | None, token: str | None, data: Path | None, work: Callable[[Client], Awaitable[_T]], role: str = "admin"
+    url: str | None,
+    token: str | None,
+    data: Path | None,
+    work: Callable[[AdminClient], Awaitable[_T]],
+    role: str = "admin",
 ) -> _T:
     """Run `work` with a client of the coordinator that the options name; `role`: whose token to take from a folder."""
 
@@ -43,15 +47,15 @@ def ask(
         return runner.run(run())
 
 
-def client_of(url: str | None, token: str | None, data: Path | None, role: str) -> Client:
+def client_of(url: str | None, token: str | None, data: Path | None, role: str) -> AdminClient:
     """Return a client, not yet entered; ConfigurationError when the options name no server."""
     if url is not None:
-        return Client(url, token)
+        return AdminClient(url, token)
     if data is None and not (DEFAULT_DATA / CONNECTION).exists():
         msg = "which coordinator? give --url and --token, or --data with the folder of a running `tandem up`"
         raise ConfigurationError(msg)
     connection = connection_of(data or DEFAULT_DATA)
-    return Client(connection["http"], token or connection["tokens"][role])
+    return AdminClient(connection["http"], token or connection["tokens"][role])
 
 
 def connection_of(data: Path) -> dict[str, Any]:

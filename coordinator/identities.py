@@ -5,6 +5,8 @@ and rights only. Every name is checked before it becomes part of a subject. Call
 command line, and whoever sets up a VPS; the running server learns of a change by a reload.
 """
 
+import base64
+import binascii
 import re
 import secrets
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from shared.nkey import new_seed, public_key
 from shared.private_file import replace_private
 
 _NAME = re.compile(NAME_PATTERN)
-_PUBLIC = re.compile(r"^U[A-Z2-7]{55}$")
+_PUBLIC = re.compile(r"U[A-Z2-7]{55}")
 
 JOBS_JS_PREFIX = "$JS.API"
 """The JetStream API's prefix for the coordinator and the provisioner."""
@@ -68,9 +70,10 @@ class Identities:
         self._write_users()
 
     def add_agent(self, worker: str, public: str | None = None) -> str | None:
-        """Make sure that an agent of this name may connect; return its seed, None when only `public` is known here.
+        """Make sure that an agent of this name may connect; return its seed, None when only its public half is known.
 
-        ValueError: not a worker's name, or not a public key. A running server must be reloaded afterwards.
+        A `public` takes the place of any key that it had. ValueError: not a worker's name, or not a public key. A
+        running server must be reloaded afterwards.
         """
         return self._add("agents", worker, public)
 
@@ -134,11 +137,12 @@ class Identities:
     def _add(self, group: str, name: str, public: str | None) -> str | None:
         path = self.folder / group / f"{_checked(name)}.seed"
         if public is not None:
-            if not _PUBLIC.match(public):
+            if not is_public_key(public):
                 msg = f"{name}: not an nkey's public half: {public[:60]!r}"
                 raise ValueError(msg)
             _write(path.with_suffix(".pub"), public)
-        seed = None if public is not None else self._seed(path)
+            path.unlink(missing_ok=True)
+        seed = None if path.with_suffix(".pub").exists() else self._seed(path)
         self._write_users()
         return seed
 
@@ -169,6 +173,14 @@ class Identities:
 
     def _write_conf(self, name: str, users: list[str]) -> None:
         _write(self.folder / f"{name}.conf", "users: [\n" + "".join(f"  {user}\n" for user in users) + "]\n")
+
+
+def is_public_key(text: str) -> bool:
+    """Say whether this is the public half of a user's nkey, its checksum included."""
+    if not _PUBLIC.fullmatch(text):
+        return False
+    raw = base64.b32decode(text)
+    return binascii.crc_hqx(raw[:-2], 0) == int.from_bytes(raw[-2:], "little")
 
 
 def _agent(worker: str, key: str) -> str:

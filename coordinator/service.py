@@ -28,6 +28,7 @@ from coordinator.departures import Departures
 from coordinator.dispatcher import Dispatcher
 from coordinator.doors import Doors
 from coordinator.effects import Effects
+from coordinator.enrolment import Enrolment
 from coordinator.feed import Feed
 from coordinator.heartbeats import Heartbeats
 from coordinator.hooks.config import load_if
@@ -35,6 +36,7 @@ from coordinator.hooks.hooks import Hooks, sites_of
 from coordinator.intake import Intake
 from coordinator.lanes import LaneConsumers
 from coordinator.ledger.database import open_pool
+from coordinator.ledger.invitations import Invitations
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.migrate import migrate
 from coordinator.ledger.model import Decided, Job
@@ -42,6 +44,7 @@ from coordinator.ledger.publications import Publications
 from coordinator.ledger.queries import Queries
 from coordinator.log_lines import LogLines
 from coordinator.metrics import Metrics
+from coordinator.nats_users import NatsUsers, OwnServer
 from coordinator.outlook import Outlook
 from coordinator.placement import Placement
 from coordinator.presence import PresenceDesk
@@ -163,9 +166,10 @@ class Coordinator:
 
 
 @asynccontextmanager
-async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
+async def running(settings: CoordinatorSettings, users: NatsUsers | None = None) -> AsyncIterator[Coordinator]:
     """Run a coordinator until the block is left; yields once it serves. Brings the database up to date first.
 
+    `users`: who may connect to NATS, if it is not as the settings say.
     Raises ConfigurationError for settings that can't work, UnreachableError when Postgres can't be reached at start.
     """
     access = _access(settings)
@@ -216,6 +220,16 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
             )
             submit, record = coordinator.intake.take, coordinator.queries.record_rejected_submission
             hooks = await stack.enter_async_context(Hooks(sources, submit, record))
+            enrolment = Enrolment(
+                users or _users(settings),
+                Invitations(pool),
+                ledger,
+                coordinator.queries,
+                coordinator.directory,
+                url=lambda: coordinator.settings.public_url or coordinator.url,
+                nats=settings.nats_public_url or settings.nats,
+                ca=settings.nats_ca,
+            )
             reasons = Reasons(coordinator.directory, coordinator.dispatcher.is_paused)
             context = WebContext(
                 ledger=ledger,
@@ -227,6 +241,7 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
                 access=access,
                 submit=coordinator.intake.submit,
                 hooks=hooks,
+                enrolment=enrolment,
                 order=_orders(coordinator),
                 pause_lane=_lane_pauses(coordinator),
                 health=coordinator.status,
@@ -458,6 +473,11 @@ def _bus(settings: CoordinatorSettings, role: str, seed: SecretStr | None) -> Bu
 def _access(settings: CoordinatorSettings) -> Access:
     tokens = [AccessToken(n.partition(":")[2], Role(n.partition(":")[0]), t) for n, t in settings.tokens.items()]
     return Access(tokens, session_key(settings.secrets / "session.key"))
+
+
+def _users(settings: CoordinatorSettings) -> NatsUsers | None:
+    folder = settings.nats_identities
+    return OwnServer(folder, settings.nats_reload) if folder is not None else None
 
 
 def _sources(settings: CoordinatorSettings) -> frozenset[str]:

@@ -41,6 +41,9 @@ class CoordinatorSettings(BaseSettings):
     nats_seed: SecretStr | None = None  # nkey seed of the run-time coordinator
     nats_provisioner_seed: SecretStr | None = None  # of the user that may make streams; used only then
     nats_watcher_seed: SecretStr | None = None  # of the user that hears disconnects; None = crashes wait for the ttl
+    nats_public_url: str | None = None  # how agents reach NATS; None = as we do
+    nats_identities: Path | None = None  # parent of the `identities/` that nats.conf includes; None = we invite nobody
+    nats_reload: tuple[str, ...] = ()  # command, run without a shell, that has the server read them again
     replicas: int = Field(default=1, ge=1, le=5)  # of each stream
 
     http: str = "127.0.0.1:8420"  # HOST:PORT; port 0 = any free one
@@ -119,6 +122,13 @@ class CoordinatorSettings(BaseSettings):
                     f"artifacts_endpoint: {self.artifacts_endpoint!r} is not https://, and artifacts_allow_http is off"
                 )
                 raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _users_fit(self) -> Self:
+        if (self.nats_identities is None) != (not self.nats_reload):
+            msg = "nats_identities and nats_reload go together"
+            raise ValueError(msg)
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ import structlog
 from pydantic import SecretStr
 
 from coordinator.embedded import EmbeddedNats, EmbeddedPostgres
+from coordinator.nats_users import OurServer
 from coordinator.service import Coordinator, running
 from coordinator.settings import CoordinatorSettings
 from coordinator.up_agents import LocalAgents
@@ -118,7 +119,7 @@ async def running_up(plan: Plan) -> AsyncIterator[Up]:
         await _start_nats(stack, nats)
         tokens = tokens_of(data)
         settings = _settings(plan, data, postgres, nats, tokens)
-        coordinator = await stack.enter_async_context(running(settings))
+        coordinator = await stack.enter_async_context(running(settings, OurServer(nats)))
         await _settled(coordinator)
         environment = {"TANDEM_AGENT_LOG_FILE": "logs/agent.jsonl", **plan.agent_environment}
         agents = LocalAgents(data / "agents", nats.identities.folder / "agents", nats.url, environment)

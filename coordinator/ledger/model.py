@@ -202,6 +202,14 @@ class Depart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evict:
+    """A worker's identity was revoked: it can neither report nor be told, so its lease ends now."""
+
+    job_id: UUID
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grace:
     """The coordinator was blind (start, reconnect): a live lease gets a full ttl from now."""
 
@@ -274,6 +282,7 @@ Command = (
     | Expire
     | RollCall
     | Depart
+    | Evict
     | Grace
     | SetBack
     | Cancel

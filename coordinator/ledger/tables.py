@@ -302,6 +302,25 @@ class WorkerTable(SQLModel, table=True):
     resumed_at: datetime | None = Field(sa_column=_may(_INSTANT))  # failures of attempts from before count no more
 
 
+class InvitationTable(SQLModel, table=True):
+    """A line that lets one Mac join as this worker, once; the newest of a worker is the one that counts."""
+
+    __tablename__ = "invitation"
+    __table_args__ = (
+        _check("(public_key IS NULL) = (used_at IS NULL)", "invitation_used_by_a_key"),
+        Index("invitation_id", "id", unique=True),
+    )
+
+    worker: str = Field(sa_column=_key(Text))
+    id: str = Field(sa_column=_must(Text))  # of the line's secret; says nothing about it
+    key: bytes = Field(sa_column=_must(LargeBinary))  # what both sides seal with (shared/joining.py)
+    made_by: str = Field(sa_column=_must(Text))
+    made_at: datetime = Field(sa_column=_must(_INSTANT))
+    expires_at: datetime = Field(sa_column=_must(_INSTANT))
+    public_key: str | None = Field(sa_column=_may(Text))  # that it was used with; only this one may repeat
+    used_at: datetime | None = Field(sa_column=_may(_INSTANT))
+
+
 class LaneTable(SQLModel, table=True):
     """A lane that has ever had a job."""
 

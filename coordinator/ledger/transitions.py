@@ -31,6 +31,7 @@ calls it, and writes what it says. Nothing else changes a job.
     processing           RollCall           not listed, by its next process        as Expire, loss charged; no way back
     processing, pending* RollCall           listed, by its next process            that process is the holder
     processing           Depart             process gone, unheard of since         as Expire, loss charged
+    processing           Evict              its worker's identity was revoked      pending, nothing charged
     processing           Grace                                                     a full lease from now
     pending              SetBack            was due when admitted, is not now      due
     not settled, review  Cancel                                                    canceled
@@ -73,6 +74,7 @@ from coordinator.ledger.model import (
     Dispatch,
     Done,
     Effect,
+    Evict,
     Expire,
     FileReport,
     Grace,
@@ -149,6 +151,8 @@ def decide(job: Job | None, command: Command, now: datetime, policy: Policy) -> 
             return _roll_call(job, command, now, policy)
         case Depart():
             return _depart(job, command, now, policy)
+        case Evict():
+            return _evict(job, command, now)
         case Grace():
             return _grace(job, now, policy)
         case SetBack():
@@ -609,6 +613,17 @@ def _depart(job: Job, c: Depart, now: datetime, policy: Policy) -> Decision:
     if (last.heartbeat_at or last.claimed_at) > c.since:
         return Decision(job, Nothing("heard of since"))
     return _lapse(job, Lapse.LOST, now, policy)
+
+
+def _evict(job: Job, c: Evict, now: datetime) -> Decision:
+    """Take a job from a worker that was cut off; nothing is charged, since an operator did it."""
+    if job.state is not JobState.PROCESSING:
+        return Decision(job, Nothing("not processing"))
+    last, _ = _holder(job)
+    if last.worker != c.worker:
+        return Decision(job, Nothing("not this worker's"))
+    error = {"code": "worker_revoked", "message": "its worker was revoked", "class": "transient", "detail": None}
+    return _pending(_ended(job, AttemptOutcome.RELEASED, now, error, None), now)
 
 
 def _grace(job: Job, now: datetime, policy: Policy) -> Decision:

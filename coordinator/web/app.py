@@ -13,6 +13,7 @@ from aiohttp.typedefs import Middleware
 
 from coordinator.web import (
     downloads,
+    enrolment,
     hooks,
     jobs,
     live,
@@ -73,6 +74,8 @@ _ROUTES: tuple[tuple[str, str, Endpoint, frozenset[Role]], ...] = (
     ("POST", _JOB + "/{action:cancel|retry|approve|reject|priority}", jobs.act, _PUBLISH),
     ("GET", "/v1/workers", operations.workers, _READ),
     ("POST", "/v1/workers/{worker}/{order:drain|pause|resume}", operations.order, _OPERATE),
+    ("POST", "/v1/invitations/{worker}", enrolment.invite, _OPERATE),
+    ("DELETE", "/v1/workers/{worker}", enrolment.revoke, _OPERATE),
     ("GET", "/v1/lanes", operations.lanes, _READ),
     ("POST", "/v1/lanes/{lane}/{order:pause|resume}", operations.pause_lane, _OPERATE),
     ("GET", "/v1/rejected", operations.rejected, _ALL),
@@ -124,6 +127,7 @@ def make_app(context: WebContext) -> web.Application:
     app.router.add_post("/login", _bound(context, login.log_in))
     app.router.add_get("/readyz", _bound(context, operations.readyz))
     app.router.add_post("/hooks/{source}", _bound(context, hooks.hook))  # brings its own proof
+    app.router.add_post("/v1/join", _bound(context, enrolment.join))  # the same
     app.router.add_put(_UPLOAD, _bound(context, uploads.upload), expect_handler=uploads.expect_later)
     return app
 

@@ -11,6 +11,7 @@ from uuid import UUID
 from aiohttp import web
 
 from coordinator.artifacts import ArtifactStore
+from coordinator.enrolment import Enrolment
 from coordinator.hooks.hooks import Hooks
 from coordinator.intake import SubmitOutcome
 from coordinator.ledger import views
@@ -23,6 +24,7 @@ from coordinator.upload_tokens import UploadTokens
 from coordinator.web.access import Access, Caller
 from coordinator.web.errors import RefusedError
 from coordinator.web.live_hub import Live
+from coordinator.web.rates import Rates
 from shared.errors import LedgerDownError
 from shared.lease import Policy
 from shared.wire import Fault
@@ -146,6 +148,8 @@ class WebContext:
     why_lane: Callable[[views.Row], Wait | None] = lambda _: None  # of a lane: why its jobs wait; None: none does
     why_idle: Callable[[str, frozenset[str]], list[str]] = lambda _, __: []  # (worker, lanes): why it gets none
     live: Live = field(default_factory=Live)
+    enrolment: Enrolment | None = None  # None: nobody can be invited
+    guesses: Rates = field(default_factory=lambda: Rates(per_s=10 / 60, burst=10))  # of secrets, by address
     sparing: Sparing = field(default_factory=Sparing)  # between the page and the counts of all jobs
 
 

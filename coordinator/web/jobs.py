@@ -27,7 +27,7 @@ from shared.wire import BadMessageError, Fault, faults_of
 _BODY_S = 30.0
 """How long a request's body may take to arrive."""
 
-_MOST_ORDER_BYTES = 16 * 1024
+_MOST_ORDER_BYTES = 64 * 1024  # a note of emoji, escaped, is 24,000 bytes
 _PAGE, _MOST = 50, 500
 _BEATS, _MOST_BEATS = 200, 5000
 
@@ -120,7 +120,7 @@ async def _order(request: web.Request, action: str) -> ActionBody:
     """Read the body of an action; none is one that says nothing."""
     body = await _body(request, _MOST_ORDER_BYTES)
     try:
-        return BODIES.get(action, ActionBody).model_validate_json(body if body.strip() else b"{}")
+        return BODIES.get(action, ActionBody).model_validate_json(body or b"{}")
     except ValidationError as error:
         raise BadMessageError("invalid", faults_of(error)) from None
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.web import downloads, hooks, jobs, live, logs, operations, publications, uploads
+from coordinator.web import downloads, enrolment, hooks, jobs, live, logs, operations, publications, uploads
 from coordinator.web.job_actions import BODIES, ActionBody
 from shared.client_answers import (
     Answer,
@@ -43,6 +43,7 @@ ERROR_STATUSES: Final = {
     416: "The file has no such bytes",
     417: "Only 100-continue may be expected",
     422: "The body is wrong; `faults` names every field",
+    429: "Too often: wait as long as Retry-After says",
     503: "Nothing was decided: try again",
     507: "The store is full",
 }
@@ -159,6 +160,31 @@ class WorkerOrdered(Answer):
 
     worker: str
     order: Literal["drain", "pause", "resume"]
+
+
+class Invitation(Answer):
+    """A line that lets one Mac join; it is shown this once."""
+
+    worker: str
+    line: str
+    expires_at: datetime
+    warnings: list[str]
+
+
+class WorkerRevoked(Answer):
+    """A worker that was cut off."""
+
+    worker: str
+    leases_ended: int
+
+
+class Welcome(Answer):
+    """What a Mac that has joined is told, sealed with the invitation's key."""
+
+    worker: str
+    nats: str  # URL
+    ca: str  # certificates to trust, PEM; empty = the system's
+    seal: str
 
 
 class LaneOrdered(Answer):
@@ -328,6 +354,8 @@ DOCS: Final[Mapping[Callable[..., Any], Doc]] = {
     logs.of_job: Doc(answers={200: Logs}, query=LogsQuery),
     operations.workers: Doc(answers={200: Workers}),
     operations.order: Doc(answers={200: WorkerOrdered}, refuses=_refuses(404)),
+    enrolment.invite: Doc(answers={201: Invitation}, refuses=_refuses(409, 413), body=enrolment.InviteBody),
+    enrolment.revoke: Doc(answers={200: WorkerRevoked}, refuses=_refuses(409, 422)),
     operations.lanes: Doc(answers={200: Lanes}),
     operations.pause_lane: Doc(answers={200: LaneOrdered}, refuses=_refuses(404)),
     operations.rejected: Doc(answers={200: Rejected}, query=LimitQuery),
@@ -343,6 +371,10 @@ OPEN: Final[Mapping[tuple[str, str], tuple[Callable[..., Any], Doc]]] = {
     ("POST", "/hooks/{source}"): (
         hooks.hook,
         Doc(answers={200: HookTaken, 202: HookTaken}, refuses=_refuses(401, 404, 413), body=dict[str, Any]),
+    ),
+    ("POST", "/v1/join"): (
+        enrolment.join,
+        Doc(answers={200: Welcome}, refuses=_refuses(404, 413, 429), body=enrolment.JoinBody),
     ),
     ("PUT", "/v1/uploads/{job_id}/{epoch}/{name}"): (
         uploads.upload,

@@ -39,6 +39,7 @@ from coordinator.ledger.model import (
     Depart,
     Dispatch,
     Done,
+    Evict,
     Expire,
     FileReport,
     Grace,
@@ -184,6 +185,9 @@ class Ledgers(RuleBasedStateMachine):
                     life.replaced = command.instance != life.process
             case Depart(instance=instance), Done():
                 assert instance == life.process
+                self.spend(life)
+            case Evict(worker=worker), Done():
+                assert worker == life.grants[life.epoch][0]
                 self.spend(life)
             case ((Cancel() | Approve() | Reject()), Done()):
                 life.actions += 1
@@ -387,6 +391,10 @@ class Ledgers(RuleBasedStateMachine):
         instance = f"{worker}-{1 + second}"
         since = self.run(self.desk.queries.now()) - timedelta(seconds=4.5)
         self.do(Depart(job_id=self.lives[n].id, worker=worker, instance=instance, since=since))
+
+    @rule(n=job_no, worker=workers)
+    def evict(self, n: int, worker: str) -> None:
+        self.do(Evict(job_id=self.lives[n].id, worker=worker))
 
     @rule(n=job_no)
     def grace(self, n: int) -> None:

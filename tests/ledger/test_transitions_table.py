@@ -25,6 +25,7 @@ from coordinator.ledger.model import (
     Depart,
     Dispatch,
     Done,
+    Evict,
     Expire,
     Grace,
     Grant,
@@ -194,6 +195,8 @@ COMMANDS: dict[str, Command] = {
     "roll call foreign": RollCall(job_id=ID, worker="book", instance="book-1", epoch=None),
     "depart": Depart(job_id=ID, worker="mini", instance="mini-1", since=ago(4.5)),
     "depart other process": Depart(job_id=ID, worker="mini", instance="mini-2", since=ago(4.5)),
+    "evict": Evict(job_id=ID, worker="mini"),
+    "evict other": Evict(job_id=ID, worker="book"),
     "expire": Expire(job_id=ID),
     "grace": Grace(job_id=ID),
     "set back": SetBack(job_id=ID),
@@ -260,6 +263,8 @@ roll call restarted  | no:- | no:P | no:O | done:P | done:O | done:P | no:P | no
 roll call foreign    | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
 depart               | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | done:P | done:P | done:P | no:C | no:F | no:X | no:R
 depart other process | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
+evict                | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | done:P | done:P | done:P | no:C | no:F | no:X | no:R
+evict other          | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
 expire               | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | done:P | done:P | no:C | no:F | no:X | no:R
 grace                | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | done:H | done:H | done:H | no:C | no:F | no:X | no:R
 set back             | no:- | no:P | no:O | no:P | no:O | no:P | no:P | no:P | no:H | no:H | no:H | no:C | no:F | no:X | no:R
@@ -481,6 +486,14 @@ def test_a_process_that_is_gone_is_counted_as_lost_and_may_still_come_back() -> 
     assert (story.job.lease_losses, story.job.silences, story.last.error["code"]) == (1, 0, Lapse.LOST)
     assert story.do(beat(ID, 2, instance="mini-1")) == Held(90.0, resumed=True)
     assert story.job.lease_losses == 0
+
+
+def test_a_revoked_worker_costs_its_job_nothing_and_does_not_come_back() -> None:
+    story = Story("held")
+    story.do(Evict(job_id=ID, worker="mini"))
+    assert (story.job.attempt, story.job.lease_losses, story.job.silences) == (0, 0, 0)
+    assert story.last.error["code"] == "worker_revoked"
+    assert story.do(beat(ID, 2, instance="mini-1")) == Lost(LostReason.STALE)
 
 
 def test_a_process_that_was_heard_of_since_has_only_a_new_connection() -> None:

@@ -1,0 +1,25 @@
+"""What only an administrator asks over HTTP, added to the client that everybody uses."""
+
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from shared.client import Client
+
+
+class AdminClient(Client):
+    """A client with an administrator's requests; answers are as `/openapi.json` has them."""
+
+    async def invite(self, worker: str, *, good_s: float, replace: bool) -> dict[str, Any]:
+        """Make a line by which a Mac joins."""
+        return await self._post(f"/v1/invitations/{quote(worker, safe='')}", good_s=good_s, replace=replace)
+
+    async def revoke_worker(self, worker: str) -> dict[str, Any]:
+        """Cut a worker off."""
+        _, answer = await self._http.ask("DELETE", f"/v1/workers/{quote(worker, safe='')}")
+        return answer
+
+    async def _post(self, path: str, **said: Any) -> dict[str, Any]:
+        _, answer = await self._http.ask("POST", path, body=orjson.dumps(said))
+        return answer

@@ -1,0 +1,154 @@
+"""Enrolment: a worker is invited by one line, joins with a key of its own making, and is cut off again at a word.
+
+    invite   a secret is made; the ledger keeps what seals with it, and when it is over      (`shared/joining.py`)
+    join     the Mac sends its public key, sealed; NATS learns it; the Mac learns where NATS is, sealed
+    revoke   NATS forgets the key and drops the connection; then leases end, and the worker is forgotten
+
+The order of a join: the invitation is used up first, then NATS learns the key. A crash between leaves a Mac that
+repeats its request, which the same key may. The order of a revocation: first NATS, so that nothing that the worker
+says can bring it back. Called by `web/enrolment.py`.
+"""
+
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import structlog
+
+from coordinator.identities import is_public_key
+from coordinator.ledger.invitations import Invitations
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.model import Done, Evict
+from coordinator.ledger.queries import Queries
+from coordinator.nats_users import NatsUsers
+from coordinator.workers import Directory
+from shared.errors import TandemError
+from shared.joining import invitation_id, invitation_key, is_sealed, line_of, new_secret, seal
+
+_log = structlog.get_logger()
+
+
+class UnmanagedError(TandemError):
+    """This coordinator does not write NATS's users: its settings name no `nats_identities`."""
+
+    def __init__(self) -> None:
+        super().__init__("this coordinator does not write NATS's users: set nats_identities and nats_reload")
+
+
+class EnrolledError(TandemError):
+    """The worker has an identity already."""
+
+
+class NoInvitationError(TandemError):
+    """There is no such invitation, it is over, it was used with another key, or the seal is not its own."""
+
+    def __init__(self) -> None:
+        super().__init__("this invitation is unknown, over, or used up; ask for a new line")
+
+
+@dataclass(frozen=True, slots=True)
+class Invited:
+    """An invitation that was made; its line is shown once and kept nowhere."""
+
+    worker: str
+    line: str
+    expires_at: datetime
+    warnings: list[str]  # what would keep the line from working elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What a Mac that joined is told."""
+
+    worker: str
+    nats: str  # URL
+    ca: str  # certificates to trust (PEM); empty = the system's
+    seal: str
+
+
+@dataclass(slots=True)
+class Enrolment:
+    """Invites, lets join, revokes."""
+
+    users: NatsUsers | None  # None: somebody else keeps them
+    invitations: Invitations
+    ledger: Ledger
+    queries: Queries
+    directory: Directory
+    url: Callable[[], str]  # how agents reach the HTTP side
+    nats: str  # how agents reach NATS
+    ca: Path | None
+
+    async def invite(self, worker: str, *, actor: str, good_s: float, replace: bool) -> Invited:
+        """Make a line for a worker, in place of any that is open.
+
+        EnrolledError unless `replace`: a join then gives the worker a new key, and its old one is good no more.
+        """
+        users = self._users()
+        if worker in users.agents() and not replace:
+            msg = f"{worker} has joined already: revoke it first, or replace its key (--replace)"
+            raise EnrolledError(msg)
+        secret, url = new_secret(), self.url()
+        expires_at = await self.invitations.make(
+            worker, invitation_id(secret), invitation_key(secret), actor=actor, good_s=good_s
+        )
+        _log.info("worker invited", worker=worker, actor=actor, expires_at=expires_at.isoformat())
+        return Invited(worker, line_of(url, worker, secret), expires_at, _warnings(url, self.nats))
+
+    async def join(self, invitation: str, public_key: str, shown: str) -> Welcome:
+        """Let a Mac in; NoInvitationError says no, and no more than that."""
+        users = self._users()
+        found = await self.invitations.find(invitation)
+        if found is None:
+            raise NoInvitationError
+        worker, key = found
+        others = {name for name, known in users.agents().items() if known == public_key} - {worker}
+        if not is_sealed(key, shown, "join", worker, public_key) or not is_public_key(public_key) or others:
+            raise NoInvitationError
+        ca = self.ca.read_text() if self.ca else ""
+        if not await self.invitations.use(invitation, public_key):
+            raise NoInvitationError
+        await users.add(worker, public_key)
+        _log.info("worker joined", worker=worker)
+        return Welcome(worker, self.nats, ca, seal(key, "welcome", worker, public_key, self.nats, ca))
+
+    async def revoke(self, worker: str, *, actor: str) -> int:
+        """Cut a worker off; return how many leases it lost. Harmless for one that is not enrolled, or not any more."""
+        await self._users().remove(worker)
+        held = await self.queries.processing_of(worker)
+        answers = await self.ledger.do_what_can([Evict(job_id=job_id, worker=worker) for job_id, _ in held])
+        ended = sum(isinstance(answer, Done) for answer in answers)
+        await self.invitations.forget_worker(worker, actor=actor)
+        await self.directory.once()
+        _log.info("worker revoked", worker=worker, actor=actor, leases=ended)
+        return ended
+
+    def _users(self) -> NatsUsers:
+        if self.users is None:
+            raise UnmanagedError
+        return self.users
+
+
+def _warnings(url: str, nats: str) -> list[str]:
+    """Say what keeps a line from working on another machine, or makes it less safe there."""
+    found = []
+    for name, address in (("public_url", url), ("nats_public_url", nats)):
+        if is_loopback(address):
+            found.append(f"{address} is this machine only: set {name} to what the Macs reach")
+    if urlsplit(url).scheme == "http" and not is_loopback(url):
+        found.append(f"{url} is not https: files and upload tokens will cross the network in the clear")
+    if urlsplit(nats).scheme not in ("tls", "wss") and not is_loopback(nats):
+        found.append(f"{nats} is not tls://: jobs and results will cross the network in the clear")
+    return found
+
+
+def is_loopback(url: str) -> bool:
+    """Say whether a URL can only be meant for the machine that uses it."""
+    host = (urlsplit(url).hostname or "").lower()
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

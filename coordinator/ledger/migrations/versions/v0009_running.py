@@ -1,0 +1,31 @@
+"""Who may join, and who may ask: invitations of workers."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0009"
+down_revision = "0008"
+
+_INSTANT = sa.TIMESTAMP(timezone=True)
+
+
+def upgrade() -> None:
+    """Make the table, empty."""
+    op.create_table(
+        "invitation",
+        sa.Column("worker", sa.Text(), primary_key=True, nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("key", sa.LargeBinary(), nullable=False),
+        sa.Column("made_by", sa.Text(), nullable=False),
+        sa.Column("made_at", _INSTANT, nullable=False),
+        sa.Column("expires_at", _INSTANT, nullable=False),
+        sa.Column("public_key", sa.Text(), nullable=True),
+        sa.Column("used_at", _INSTANT, nullable=True),
+        sa.CheckConstraint("(public_key IS NULL) = (used_at IS NULL)", name="invitation_used_by_a_key"),
+    )
+    op.create_index("invitation_id", "invitation", ["id"], unique=True)
+
+
+def downgrade() -> None:
+    """Forget the invitations; who has joined stays."""
+    op.drop_table("invitation")

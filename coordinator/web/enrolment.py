@@ -1,0 +1,107 @@
+"""Workers are invited, join, and are revoked (`coordinator.enrolment`)."""
+
+import re
+from typing import Any, Final
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from coordinator.enrolment import EnrolledError, Enrolment, NoInvitationError, UnmanagedError
+from coordinator.nats_users import NotReloadedError
+from coordinator.web.access import Caller
+from coordinator.web.body import read_body
+from coordinator.web.context import WebContext
+from coordinator.web.errors import RefusedError, json_response
+from coordinator.web.rates import address_of, too_many
+from shared.ids import NAME_PATTERN
+from shared.wire import BadMessageError, faults_of
+
+_MOST_BYTES: Final = 64 * 1024
+_NAME: Final = re.compile(NAME_PATTERN)
+_DAY_S: Final = 86400.0
+
+
+class InviteBody(BaseModel):
+    """How an invitation is to be."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    good_s: float = Field(default=_DAY_S, ge=60, le=30 * _DAY_S, allow_inf_nan=False)
+    """After so many seconds the line is good for nothing."""
+    replace: bool = False
+    """The worker may have joined already; then its key changes."""
+
+
+class JoinBody(BaseModel):
+    """What a Mac sends."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    invitation: str = Field(min_length=1, max_length=64)
+    public_key: str = Field(min_length=1, max_length=64)
+    seal: str = Field(min_length=1, max_length=128)
+
+
+async def invite(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
+    """Make a line by which a Mac joins as this worker, once."""
+    worker = _worker_of(request)
+    said = _parsed(InviteBody, await read_body(request, _MOST_BYTES) or b"{}")
+    try:
+        made = await _desk(context).invite(worker, actor=caller.name, good_s=said.good_s, replace=said.replace)
+    except EnrolledError as error:
+        raise RefusedError(409, "enrolled", str(error)) from None
+    except UnmanagedError as error:
+        raise RefusedError(409, "unmanaged", str(error)) from None
+    told = {"worker": made.worker, "line": made.line, "expires_at": made.expires_at, "warnings": made.warnings}
+    return json_response(told, 201)
+
+
+async def revoke(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
+    """Cut a worker off: its key is good no more, its connection and its leases end, it is forgotten."""
+    worker = _worker_of(request)
+    try:
+        ended = await _desk(context).revoke(worker, actor=caller.name)
+    except UnmanagedError as error:
+        raise RefusedError(409, "unmanaged", str(error)) from None
+    except NotReloadedError as error:
+        raise RefusedError(503, "not_reloaded", str(error)) from None
+    return json_response({"worker": worker, "leases_ended": ended})
+
+
+async def join(context: WebContext, request: web.Request) -> web.Response:
+    """Let a Mac in that shows an invitation; 404 for every other."""
+    guesser = f"join {address_of(request)}"
+    if wait_s := context.guesses.take(guesser):
+        raise too_many(wait_s, "too many tries to join")
+    said = _parsed(JoinBody, await read_body(request, _MOST_BYTES))
+    try:
+        welcome = await _desk(context).join(said.invitation, said.public_key, said.seal)
+    except (NoInvitationError, UnmanagedError):
+        raise RefusedError(404, "no_invitation", str(NoInvitationError())) from None
+    except NotReloadedError as error:
+        raise RefusedError(503, "not_reloaded", str(error)) from None
+    context.guesses.give_back(guesser)
+    told = {"worker": welcome.worker, "nats": welcome.nats, "ca": welcome.ca, "seal": welcome.seal}
+    return json_response(told)
+
+
+def _desk(context: WebContext) -> Enrolment:
+    if context.enrolment is None:
+        raise UnmanagedError
+    return context.enrolment
+
+
+def _worker_of(request: web.Request) -> str:
+    worker = request.match_info["worker"]
+    if not _NAME.fullmatch(worker):
+        raise RefusedError(422, "invalid", f"not a worker's name ({NAME_PATTERN}): {worker[:80]!r}")
+    return worker
+
+
+def _parsed(model: type[Any], body: bytes) -> Any:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        faults = faults_of(error)
+        code = "not_json" if any(one["type"] == "json_invalid" for one in error.errors()) else "invalid"
+        raise BadMessageError(code, faults) from None
