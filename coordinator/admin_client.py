@@ -20,6 +20,20 @@ class AdminClient(Client):
         _, answer = await self._http.ask("DELETE", f"/v1/workers/{quote(worker, safe='')}")
         return answer
 
+    async def new_token(self, role: str, name: str) -> dict[str, Any]:
+        """Make a token."""
+        return await self._post("/v1/tokens", role=role, name=name)
+
+    async def tokens(self) -> list[dict[str, Any]]:
+        """Return every token that is good."""
+        found: list[dict[str, Any]] = (await self._http.get("/v1/tokens"))["tokens"]
+        return found
+
+    async def revoke_token(self, token_id: str) -> dict[str, Any]:
+        """Make a token good no more."""
+        _, answer = await self._http.ask("DELETE", f"/v1/tokens/{quote(token_id, safe='')}")
+        return answer
+
     async def _post(self, path: str, **said: Any) -> dict[str, Any]:
         _, answer = await self._http.ask("POST", path, body=orjson.dumps(said))
         return answer

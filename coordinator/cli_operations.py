@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from coordinator import cli_show, cli_show_operations, cli_workers
+from coordinator import cli_show, cli_show_operations, cli_tokens, cli_workers
 from coordinator.cli_where import Data, Json, Token, Url, ask
 from shared.client import Client
 
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     people = typer.Typer(invoke_without_command=True, callback=workers)
     cli_workers.register(people)
     app.add_typer(people, name="workers")
+    cli_tokens.register(app)
     group = typer.Typer(invoke_without_command=True, callback=lanes)
     group.command("pause")(pause_lane)
     group.command("resume")(resume_lane)

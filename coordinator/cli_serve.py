@@ -109,7 +109,7 @@ def coordinator(
     from coordinator.service import running
 
     flags = {"postgres": postgres, "nats": nats, "http": http, "public_url": public_url, "json_log": json_log or None}
-    settings = _settings(config, **flags)
+    settings = settings_in(config, **flags)
     log.configure(json=settings.json_log, level=settings.log_level)
 
     async def work() -> None:
@@ -127,7 +127,7 @@ def migrate(config: Config = None, postgres: Postgres = None) -> None:
     from coordinator.ledger.migrate import create_database_if_missing
     from coordinator.ledger.migrate import migrate as bring_up_to_date
 
-    dsn = _settings(config, postgres=postgres).postgres.get_secret_value()
+    dsn = settings_in(config, postgres=postgres).postgres.get_secret_value()
 
     async def work() -> bool:
         made = await create_database_if_missing(dsn)
@@ -151,7 +151,7 @@ def audit(
     """
     from coordinator import cli_audit
 
-    settings = _settings(config) if config is not None else _settings_of(data or DEFAULT_DATA)
+    settings = settings_in(config) if config is not None else _settings_of(data or DEFAULT_DATA)
     log.configure(json=False, level="error")
     work = cli_audit.repaired if repair else cli_audit.audited
     if not _run(work(settings, results=results, json=json)):
@@ -214,7 +214,8 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
         return runner.run(work)
 
 
-def _settings(config: Path | None, **flags: Any) -> "CoordinatorSettings":
+def settings_in(config: Path | None, **flags: Any) -> "CoordinatorSettings":
+    """Return the settings of a file and the environment; ConfigurationError when they name no Postgres."""
     from coordinator.settings import CoordinatorSettings
 
     if config is not None and not config.is_file():
@@ -238,7 +239,7 @@ def _settings_of(data: Path) -> "CoordinatorSettings":
     connection = connection_of(data)
     with contextlib.suppress(FileNotFoundError):  # stopped just now, or only half a folder
         seed = (data.expanduser() / "identities" / "coordinator.seed").read_text().strip()
-        return _settings(
+        return settings_in(
             None,
             postgres=SecretStr(connection["postgres"]),
             nats=connection["nats"],

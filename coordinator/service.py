@@ -35,6 +35,7 @@ from coordinator.hooks.config import load_if
 from coordinator.hooks.hooks import Hooks, sites_of
 from coordinator.intake import Intake
 from coordinator.lanes import LaneConsumers
+from coordinator.ledger.access_tokens import AccessTokens
 from coordinator.ledger.database import open_pool
 from coordinator.ledger.invitations import Invitations
 from coordinator.ledger.ledger import Ledger
@@ -56,15 +57,17 @@ from coordinator.reports import Reports
 from coordinator.results import Results
 from coordinator.settings import CoordinatorSettings
 from coordinator.sweeper import Sweeper
+from coordinator.tokens import Tokens
 from coordinator.upload_tokens import UploadTokens
 from coordinator.web.access import Access, AccessToken, Role, check_listen
 from coordinator.web.app import Runner, WebContext, make_app, serve
 from coordinator.web.live_hub import Live
+from coordinator.web.rates import Rates
 from coordinator.web.sessions import session_key
 from coordinator.workers import Directory
 from shared import log, subjects
 from shared.bus import Bus
-from shared.errors import LedgerDownError
+from shared.errors import ConfigurationError, LedgerDownError
 from shared.failpoints import Failpoint, reach
 from shared.loops import Loop
 from shared.states import WorkerState
@@ -176,8 +179,8 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
     sources = load_if(settings.sources_file)
     settings = settings.model_copy(update={"wordpress": sites_of(sources, settings.wordpress)})
     host, port = _address(settings.http)
-    check_listen(host, access)
     dsn = settings.postgres.get_secret_value()
+    await _check_listen(host, access, dsn)
     await migrate(dsn)
     tokens = UploadTokens.load_or_create(settings.secrets / "upload-token.key")
     async with (
@@ -220,6 +223,8 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
             )
             submit, record = coordinator.intake.take, coordinator.queries.record_rejected_submission
             hooks = await stack.enter_async_context(Hooks(sources, submit, record))
+            access_tokens = Tokens(AccessTokens(pool), access)
+            coordinator.loops.append(Loop("tokens", access_tokens.once, every_s=2.0, quiet_about=LedgerDownError))
             enrolment = Enrolment(
                 users or _users(settings),
                 Invitations(pool),
@@ -242,6 +247,8 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
                 submit=coordinator.intake.submit,
                 hooks=hooks,
                 enrolment=enrolment,
+                access_tokens=access_tokens,
+                rates=Rates(settings.rate_per_s, settings.rate_burst),
                 order=_orders(coordinator),
                 pause_lane=_lane_pauses(coordinator),
                 health=coordinator.status,
@@ -260,6 +267,7 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
                 max_artifact_bytes=settings.max_artifact_bytes,
                 log_lines=LogLines(settings.log_file, settings.log_agents).of,
             )
+            await access_tokens.once()
             await coordinator.directory.once()  # custom kinds are known before the first submission
             runner = await serve(make_app(context), host, port)
             started: list[asyncio.Task[None]] = []
@@ -478,6 +486,17 @@ def _access(settings: CoordinatorSettings) -> Access:
 def _users(settings: CoordinatorSettings) -> NatsUsers | None:
     folder = settings.nats_identities
     return OwnServer(folder, settings.nats_reload) if folder is not None else None
+
+
+async def _check_listen(host: str, access: Access, dsn: str) -> None:
+    """Refuse to listen beyond this machine without a token, those in the ledger included (ConfigurationError)."""
+    try:
+        check_listen(host, access)
+    except ConfigurationError:
+        await migrate(dsn)
+        async with await open_pool(dsn, min_size=0, max_size=1) as pool:
+            await Tokens(AccessTokens(pool), access).once()
+        check_listen(host, access)
 
 
 def _sources(settings: CoordinatorSettings) -> frozenset[str]:

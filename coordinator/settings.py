@@ -48,6 +48,8 @@ class CoordinatorSettings(BaseSettings):
 
     http: str = "127.0.0.1:8420"  # HOST:PORT; port 0 = any free one
     public_url: str | None = None  # how agents and readers reach the HTTP side; None = as it listens
+    rate_per_s: PositiveFloat = 500.0  # requests of one token; past that and the burst it is answered 429
+    rate_burst: PositiveInt = 2000
     tokens: dict[str, SecretStr] = {}  # "<role>:<name>" -> token; roles publisher, viewer, admin
     artifacts: Path = Path("data/artifacts")  # folder of the returned files, unless artifacts_url is set
     artifacts_url: str | None = None  # s3://BUCKET/PREFIX: the returned files lie there

@@ -321,6 +321,25 @@ class InvitationTable(SQLModel, table=True):
     used_at: datetime | None = Field(sa_column=_may(_INSTANT))
 
 
+class AccessTokenTable(SQLModel, table=True):
+    """A token that lets somebody in over HTTP; only its digest is kept, and its row for ever."""
+
+    __tablename__ = "access_token"
+    __table_args__ = (
+        _check("role IN ('admin', 'publisher', 'viewer')", "access_token_role_known"),
+        Index("access_token_digest", "digest", unique=True),
+    )
+
+    id: str = Field(sa_column=_key(Text))  # by which it is listed and revoked
+    role: str = Field(sa_column=_must(Text))
+    name: str = Field(sa_column=_must(Text))  # source of what it submits, actor of what it does
+    digest: bytes = Field(sa_column=_must(LargeBinary))  # SHA-256
+    made_by: str = Field(sa_column=_must(Text))
+    made_at: datetime = Field(sa_column=_must(_INSTANT))
+    last_used_at: datetime | None = Field(sa_column=_may(_INSTANT))
+    revoked_at: datetime | None = Field(sa_column=_may(_INSTANT))
+
+
 class LaneTable(SQLModel, table=True):
     """A lane that has ever had a job."""
 

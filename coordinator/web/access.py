@@ -13,7 +13,7 @@ import socket
 import time
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import urlsplit
 
@@ -50,11 +50,22 @@ class AccessToken:
 
 
 @dataclass(frozen=True, slots=True)
+class IssuedToken:
+    """A token that was made while the coordinator ran, as the ledger has it."""
+
+    id: str
+    name: str
+    role: Role
+    digest: bytes  # SHA-256 of the token, which is nowhere
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """Who a request comes from."""
 
     name: str
     role: Role
+    token: str = field(default="", compare=False)  # which of its tokens it showed: an issued one's id
 
     @property
     def source(self) -> str | None:
@@ -68,6 +79,7 @@ class Refusal:
 
     status: int
     reason: str
+    is_guess: bool = False  # a token was shown, and it is nobody's
 
 
 class Access:
@@ -84,18 +96,29 @@ class Access:
             if not token.secret.get_secret_value():
                 msg = f"the token of {token.name!r} is empty"
                 raise ConfigurationError(msg)
-        self._callers = [(_digest(t.secret.get_secret_value()), Caller(t.name, t.role)) for t in tokens]
-        if len({digest for digest, _ in self._callers}) < len(self._callers):
+        self.configured = [Caller(t.name, t.role) for t in tokens]
+        digests = [_digest(t.secret.get_secret_value()) for t in tokens]
+        if len(set(digests)) < len(digests):
             msg = "two tokens have the same secret"
             raise ConfigurationError(msg)
+        self._configured = list(zip(digests, self.configured, strict=True))
+        self._callers = self._configured
+        self._ever_issued = False
+        self.used: set[str] = set()  # issued tokens that were shown since somebody emptied this
         self._key = key or secrets.token_bytes(32)
         self._clock = clock
         self._ended: dict[str, int] = {}  # sessions that were logged out here, with when they would have ended
 
     @property
     def open(self) -> bool:
-        """Whether no token is configured, so that only this machine is let in."""
-        return not self._callers
+        """Whether there is no token and never was one, so that only this machine is let in."""
+        return not self._callers and not self._ever_issued
+
+    def learn(self, issued: Sequence[IssuedToken], *, ever: bool) -> None:
+        """Let in those who have these tokens beside the configured ones; `ever`: there were some, revoked or not."""
+        found = [(one.digest, Caller(one.name, one.role, one.id)) for one in issued]
+        self._callers = [*self._configured, *found]
+        self._ever_issued = ever
 
     def identify(
         self, method: str, headers: Mapping[str, str], remote: str | None, session: str | None = None
@@ -114,12 +137,17 @@ class Access:
             return Caller(LOCAL, Role.ADMIN)
         presented = _presented(method, headers.get("Authorization", ""))
         if presented is None:
-            return self._in_session(session) or Refusal(401, "a bearer token is needed")
+            return self._seen(self._in_session(session)) or Refusal(401, "a bearer token is needed")
         digest, found = _digest(presented), None
         for known, caller in self._callers:  # all of them, always: the time says nothing
             if hmac.compare_digest(known, digest):
                 found = caller
-        return found or Refusal(401, "unknown token")
+        return self._seen(found) or Refusal(401, "unknown token", is_guess=True)
+
+    def _seen(self, caller: Caller | None) -> Caller | None:
+        if caller is not None and caller.token:
+            self.used.add(caller.token)
+        return caller
 
     @staticmethod
     def is_cross_site(headers: Mapping[str, str]) -> bool:
@@ -139,6 +167,7 @@ class Access:
             if hmac.compare_digest(known, digest):
                 ends_at = int(self._clock() + SESSION_S)
                 found = caller, f"{ends_at}.{caller.role}.{caller.name}.{self._seal(caller, known, ends_at)}"
+        self._seen(found and found[0])
         return found
 
     def log_out(self, session: str) -> None:

@@ -30,12 +30,14 @@ from coordinator.web import (
     publications,
     review,
     submit_form,
+    tokens,
     uploads,
 )
 from coordinator.web.access import Refusal, Role, check_listen
 from coordinator.web.context import Endpoint, WebContext
 from coordinator.web.errors import Handler, JsonServer, RefusedError, errors_as_json
 from coordinator.web.html import errors_as_pages, prepare, static_file, to_log_in, wants_page
+from coordinator.web.rates import address_of, too_many
 from coordinator.web.sessions import ACCESS, session_of
 
 __all__ = ["Runner", "WebContext", "make_app", "serve"]
@@ -76,6 +78,9 @@ _ROUTES: tuple[tuple[str, str, Endpoint, frozenset[Role]], ...] = (
     ("POST", "/v1/workers/{worker}/{order:drain|pause|resume}", operations.order, _OPERATE),
     ("POST", "/v1/invitations/{worker}", enrolment.invite, _OPERATE),
     ("DELETE", "/v1/workers/{worker}", enrolment.revoke, _OPERATE),
+    ("GET", "/v1/tokens", tokens.listed, _OPERATE),
+    ("POST", "/v1/tokens", tokens.make, _OPERATE),
+    ("DELETE", "/v1/tokens/{id}", tokens.revoke, _OPERATE),
     ("GET", "/v1/lanes", operations.lanes, _READ),
     ("POST", "/v1/lanes/{lane}/{order:pause|resume}", operations.pause_lane, _OPERATE),
     ("GET", "/v1/rejected", operations.rejected, _ALL),
@@ -158,6 +163,8 @@ def _guarded(context: WebContext, endpoint: Endpoint, roles: frozenset[Role]) ->
     async def guarded(request: web.Request) -> web.StreamResponse:
         caller = context.access.identify(request.method, request.headers, request.remote, session_of(request))
         if isinstance(caller, Refusal):
+            if caller.is_guess and (wait_s := context.refusals.take(address_of(request))):
+                raise too_many(wait_s, "too many requests with unknown tokens")
             if caller.status != 401:  # noqa: PLR2004
                 raise RefusedError(caller.status, "forbidden", caller.reason)
             if wants_page(request):
@@ -167,6 +174,8 @@ def _guarded(context: WebContext, endpoint: Endpoint, roles: frozenset[Role]) ->
             raise RefusedError(401, "unauthorized", caller.reason, headers=headers)
         if caller.role not in roles:
             raise RefusedError(403, "forbidden", f"a token with the role {caller.role} does not allow this")
+        if wait_s := context.rates.take(caller.token or f"{caller.role}:{caller.name}"):
+            raise too_many(wait_s, "too many requests with this token")
         return await endpoint(context, request, caller)
 
     return guarded

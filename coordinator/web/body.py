@@ -1,12 +1,15 @@
-"""Reads the body of a request, within bounds of size and time."""
+"""Reads the body of a request, within bounds of size and time, and into a model."""
 
 import asyncio
-from typing import Final
+from typing import Final, TypeVar
 
 from aiohttp import web
+from pydantic import BaseModel, ValidationError
 
 from coordinator.web.errors import RefusedError
-from shared.wire import BadMessageError, Fault
+from shared.wire import BadMessageError, Fault, faults_of
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 BODY_S: Final = 30.0
 """How long a body may take to arrive."""
@@ -26,3 +29,12 @@ async def read_body(request: web.Request, most: int) -> bytes:
     except TimeoutError:
         raise RefusedError(408, "request_timeout", f"the body did not arrive within {BODY_S:g} s") from None
     return bytes(body)
+
+
+def parsed(model: type[_Model], body: bytes) -> _Model:
+    """Read a body as JSON; BadMessageError names every fault."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        code = "not_json" if any(one["type"] == "json_invalid" for one in error.errors()) else "invalid"
+        raise BadMessageError(code, faults_of(error)) from None

@@ -20,6 +20,7 @@ from coordinator.ledger.queries import Queries
 from coordinator.ledger.views import Pool
 from coordinator.metrics import Metrics
 from coordinator.reasons import Wait
+from coordinator.tokens import Tokens
 from coordinator.upload_tokens import UploadTokens
 from coordinator.web.access import Access, Caller
 from coordinator.web.errors import RefusedError
@@ -149,6 +150,9 @@ class WebContext:
     why_idle: Callable[[str, frozenset[str]], list[str]] = lambda _, __: []  # (worker, lanes): why it gets none
     live: Live = field(default_factory=Live)
     enrolment: Enrolment | None = None  # None: nobody can be invited
+    access_tokens: Tokens | None = None  # None: none can be made
+    rates: Rates = field(default_factory=lambda: Rates(per_s=500, burst=2000))  # of requests, by token
+    refusals: Rates = field(default_factory=lambda: Rates(per_s=0.5, burst=30))  # of unknown tokens, by address
     guesses: Rates = field(default_factory=lambda: Rates(per_s=10 / 60, burst=10))  # of secrets, by address
     sparing: Sparing = field(default_factory=Sparing)  # between the page and the counts of all jobs
 

@@ -1,20 +1,19 @@
 """Workers are invited, join, and are revoked (`coordinator.enrolment`)."""
 
 import re
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.enrolment import EnrolledError, Enrolment, NoInvitationError, UnmanagedError
 from coordinator.nats_users import NotReloadedError
 from coordinator.web.access import Caller
-from coordinator.web.body import read_body
+from coordinator.web.body import parsed, read_body
 from coordinator.web.context import WebContext
 from coordinator.web.errors import RefusedError, json_response
 from coordinator.web.rates import address_of, too_many
 from shared.ids import NAME_PATTERN
-from shared.wire import BadMessageError, faults_of
 
 _MOST_BYTES: Final = 64 * 1024
 _NAME: Final = re.compile(NAME_PATTERN)
@@ -45,7 +44,7 @@ class JoinBody(BaseModel):
 async def invite(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Make a line by which a Mac joins as this worker, once."""
     worker = _worker_of(request)
-    said = _parsed(InviteBody, await read_body(request, _MOST_BYTES) or b"{}")
+    said = parsed(InviteBody, await read_body(request, _MOST_BYTES) or b"{}")
     try:
         made = await _desk(context).invite(worker, actor=caller.name, good_s=said.good_s, replace=said.replace)
     except EnrolledError as error:
@@ -73,7 +72,7 @@ async def join(context: WebContext, request: web.Request) -> web.Response:
     guesser = f"join {address_of(request)}"
     if wait_s := context.guesses.take(guesser):
         raise too_many(wait_s, "too many tries to join")
-    said = _parsed(JoinBody, await read_body(request, _MOST_BYTES))
+    said = parsed(JoinBody, await read_body(request, _MOST_BYTES))
     try:
         welcome = await _desk(context).join(said.invitation, said.public_key, said.seal)
     except (NoInvitationError, UnmanagedError):
@@ -96,12 +95,3 @@ def _worker_of(request: web.Request) -> str:
     if not _NAME.fullmatch(worker):
         raise RefusedError(422, "invalid", f"not a worker's name ({NAME_PATTERN}): {worker[:80]!r}")
     return worker
-
-
-def _parsed(model: type[Any], body: bytes) -> Any:
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        faults = faults_of(error)
-        code = "not_json" if any(one["type"] == "json_invalid" for one in error.errors()) else "invalid"
-        raise BadMessageError(code, faults) from None

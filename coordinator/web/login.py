@@ -6,6 +6,7 @@ from coordinator.web.access import Caller, Role
 from coordinator.web.context import WebContext
 from coordinator.web.errors import RefusedError
 from coordinator.web.html import own_path, render, see_other
+from coordinator.web.rates import address_of, too_many
 from coordinator.web.sessions import end_session, form_of, keep_session
 
 
@@ -23,9 +24,13 @@ async def log_in(context: WebContext, request: web.Request) -> web.Response:
         raise RefusedError(403, "forbidden", "requests from pages of other origins are refused")
     form = await form_of(request)
     where = own_path(str(form.get("next", "")), "/")
+    guesser = f"login {address_of(request)}"
+    if wait_s := context.guesses.take(guesser):
+        raise too_many(wait_s, "too many tries to log in")
     found = context.access.log_in(str(form.get("token", "")).strip())
     if found is None:
         return render(context, request, None, "login.html", status=403, fault="Nobody has this token.", where=where)
+    context.guesses.give_back(guesser)
     caller, session = found
     if caller.role is Role.PUBLISHER:
         fault = "This is a publisher's token: it submits over HTTP, and opens no pages."

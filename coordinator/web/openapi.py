@@ -193,7 +193,7 @@ def _responses(path: str, doc: Doc, roles: Sequence[str], schemas: _Schemas) -> 
         if status in doc.location:
             made[str(status)]["headers"] = {"Location": {"schema": {"type": "string"}}}
     refuses = set(doc.refuses)
-    refuses |= {401, 403} if roles else set()
+    refuses |= {401, 403, 429} if roles else set()
     refuses |= {404} if "{job_id}" in path and roles else set()
     refuses |= {400} if roles or doc.query else set()
     refuses |= {400, 408, 422} if doc.body or doc.body_of else set()

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.web import downloads, enrolment, hooks, jobs, live, logs, operations, publications, uploads
+from coordinator.web import downloads, enrolment, hooks, jobs, live, logs, operations, publications, tokens, uploads
 from coordinator.web.job_actions import BODIES, ActionBody
 from shared.client_answers import (
     Answer,
@@ -187,6 +187,40 @@ class Welcome(Answer):
     seal: str
 
 
+class Token(Answer):
+    """A token; what it is itself is shown once, when it is made."""
+
+    id: str | None  # None: of the coordinator's settings
+    role: str
+    name: str
+    made_by: str | None
+    made_at: datetime | None
+    last_used_at: datetime | None
+
+
+class NewToken(Answer):
+    """A token that was made."""
+
+    id: str
+    role: str
+    name: str
+    token: str
+
+
+class Tokens(Answer):
+    """Every token that is good."""
+
+    tokens: list[Token]
+
+
+class TokenRevoked(Answer):
+    """A token that is good no more."""
+
+    id: str
+    role: str
+    name: str
+
+
 class LaneOrdered(Answer):
     """A lane is paused, or not."""
 
@@ -356,6 +390,9 @@ DOCS: Final[Mapping[Callable[..., Any], Doc]] = {
     operations.order: Doc(answers={200: WorkerOrdered}, refuses=_refuses(404)),
     enrolment.invite: Doc(answers={201: Invitation}, refuses=_refuses(409, 413), body=enrolment.InviteBody),
     enrolment.revoke: Doc(answers={200: WorkerRevoked}, refuses=_refuses(409, 422)),
+    tokens.listed: Doc(answers={200: Tokens}),
+    tokens.make: Doc(answers={201: NewToken}, refuses=_refuses(409, 413), body=tokens.TokenBody),
+    tokens.revoke: Doc(answers={200: TokenRevoked}, refuses=_refuses(404)),
     operations.lanes: Doc(answers={200: Lanes}),
     operations.pause_lane: Doc(answers={200: LaneOrdered}, refuses=_refuses(404)),
     operations.rejected: Doc(answers={200: Rejected}, query=LimitQuery),

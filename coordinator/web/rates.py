@@ -58,15 +58,19 @@ def address_of(request: web.Request) -> str:
 
     A proxy on this machine (Caddy) is believed what it says of its client; nobody else is.
     """
-    remote = request.remote or "unknown"
+    address = _ip(request.remote or "")
+    if address is None:
+        return request.remote or "unknown"
+    if address.is_loopback:
+        told = request.headers.get("X-Forwarded-For", "").rpartition(",")[2]
+        address = _ip(told.strip()) or address
+    return str(address) if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))  # noqa: PLR2004
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Read an address; an IPv4 one that is written as IPv6 is that."""
     try:
-        address = ipaddress.ip_address(remote)
-        told = request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
-        if address.is_loopback and told:
-            address = ipaddress.ip_address(told)
+        address = ipaddress.ip_address(text)
     except ValueError:
-        return remote
-    mapped = getattr(address, "ipv4_mapped", None)
-    if mapped is None and address.version == 6:  # noqa: PLR2004
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(mapped or address)
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

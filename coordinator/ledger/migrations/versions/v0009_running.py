@@ -1,4 +1,4 @@
-"""Who may join, and who may ask: invitations of workers."""
+"""Who may join, and who may ask: invitations of workers, tokens."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ _INSTANT = sa.TIMESTAMP(timezone=True)
 
 
 def upgrade() -> None:
-    """Make the table, empty."""
+    """Make the tables, empty."""
     op.create_table(
         "invitation",
         sa.Column("worker", sa.Text(), primary_key=True, nullable=False),
@@ -24,8 +24,22 @@ def upgrade() -> None:
         sa.CheckConstraint("(public_key IS NULL) = (used_at IS NULL)", name="invitation_used_by_a_key"),
     )
     op.create_index("invitation_id", "invitation", ["id"], unique=True)
+    op.create_table(
+        "access_token",
+        sa.Column("id", sa.Text(), primary_key=True, nullable=False),
+        sa.Column("role", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("digest", sa.LargeBinary(), nullable=False),
+        sa.Column("made_by", sa.Text(), nullable=False),
+        sa.Column("made_at", _INSTANT, nullable=False),
+        sa.Column("last_used_at", _INSTANT, nullable=True),
+        sa.Column("revoked_at", _INSTANT, nullable=True),
+        sa.CheckConstraint("role IN ('admin', 'publisher', 'viewer')", name="access_token_role_known"),
+    )
+    op.create_index("access_token_digest", "access_token", ["digest"], unique=True)
 
 
 def downgrade() -> None:
-    """Forget the invitations; who has joined stays."""
+    """Forget the tokens and the invitations; who has joined stays."""
+    op.drop_table("access_token")
     op.drop_table("invitation")
