@@ -10,7 +10,7 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -38,6 +38,7 @@ from coordinator.lanes import LaneConsumers
 from coordinator.ledger.access_tokens import AccessTokens
 from coordinator.ledger.database import open_pool
 from coordinator.ledger.invitations import Invitations
+from coordinator.ledger.kept import KeptRows
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.migrate import migrate
 from coordinator.ledger.model import Decided, Job
@@ -55,6 +56,7 @@ from coordinator.reasons import Reasons
 from coordinator.reconciler import Reconciler
 from coordinator.reports import Reports
 from coordinator.results import Results
+from coordinator.retention import Retention
 from coordinator.settings import CoordinatorSettings
 from coordinator.sweeper import Sweeper
 from coordinator.tokens import Tokens
@@ -112,6 +114,7 @@ class Coordinator:
     publisher: Publisher
     loops: list[Loop]
     doors: Doors
+    trimmed: dict[str, int] = field(default_factory=dict)  # by what was trimmed for its age
     url: str = ""  # of the HTTP side, once it listens
 
     def status(self) -> dict[str, Any]:
@@ -156,6 +159,7 @@ class Coordinator:
                 "swept_files": self.sweeper.files,
                 "swept_contents": self.sweeper.contents,
                 "swept_unfinished": self.sweeper.unfinished,
+                "trimmed": dict(self.trimmed),
             },
         }
 
@@ -223,6 +227,9 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
             )
             submit, record = coordinator.intake.take, coordinator.queries.record_rejected_submission
             hooks = await stack.enter_async_context(Hooks(sources, submit, record))
+            retention = Retention(KeptRows(pool), settings.ages())
+            coordinator.loops.append(Loop("retention", retention.once, every_s=settings.retention_s))
+            coordinator.trimmed = retention.trimmed
             access_tokens = Tokens(AccessTokens(pool), access)
             coordinator.loops.append(Loop("tokens", access_tokens.once, every_s=2.0, quiet_about=LedgerDownError))
             enrolment = Enrolment(

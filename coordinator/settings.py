@@ -5,7 +5,16 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, IPvAnyNetwork, PositiveFloat, PositiveInt, SecretStr, field_validator, model_validator
+from pydantic import (
+    Field,
+    IPvAnyNetwork,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -16,11 +25,13 @@ from pydantic_settings import (
 
 from coordinator.publishing.config import WordPressSite
 from coordinator.quarantine import Rules
+from coordinator.retention import Ages
 from shared.errors import ConfigurationError
 from shared.ids import NAME_PATTERN
 from shared.lease import Policy
 
 _PREFIX = "TANDEM_"
+_DAY_S = 86400.0
 _OTHERS = ("AGENT_", "DATA", "TOKEN", "URL")
 """What else may stand behind the prefix: the agent's settings, and the command line's way to a coordinator."""
 
@@ -82,6 +93,12 @@ class CoordinatorSettings(BaseSettings):
     forecast_s: PositiveFloat = 30.0  # how often is read how long the last results took
     disconnect_grace_s: PositiveFloat = 5.0  # how long a closed connection's process may take to come back
     sweep_s: PositiveFloat = 60.0
+    keep_jobs_s: NonNegativeFloat = 90 * _DAY_S  # settled jobs, with all that belongs to them; 0 = for ever
+    keep_artifacts_s: NonNegativeFloat = 30 * _DAY_S  # files of settled jobs; what they were stays on record
+    keep_heartbeats_s: NonNegativeFloat = 7 * _DAY_S
+    keep_rejected_s: NonNegativeFloat = 30 * _DAY_S  # refused results and submissions
+    keep_callback_bodies_s: NonNegativeFloat = 14 * _DAY_S  # what was sent; whether it arrived stays on record
+    retention_s: PositiveFloat = 60.0  # how often is looked for what is older
     unclaimed_s: PositiveFloat = 15.0  # an offer that a free agent leaves lying this long is made anew
     window_min: PositiveInt = 2  # offers a lane always may have out
     quarantine_failures: PositiveInt = 3  # in a row, and a worker is set aside in that lane
@@ -127,6 +144,16 @@ class CoordinatorSettings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _ages_fit(self) -> Self:
+        """Keep what a message of RESULTS may still name, and what a callback that is still tried says."""
+        least = {"keep_jobs_s": 8, "keep_artifacts_s": 8, "keep_callback_bodies_s": 2}
+        for name, days in least.items():
+            if 0 < getattr(self, name) < days * _DAY_S:
+                msg = f"{name} must be 0 (for ever) or at least {days * _DAY_S:g} ({days} days)"
+                raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
     def _users_fit(self) -> Self:
         if (self.nats_identities is None) != (not self.nats_reload):
             msg = "nats_identities and nats_reload go together"
@@ -154,6 +181,16 @@ class CoordinatorSettings(BaseSettings):
             max_silences=self.max_silences,
             retry_base_s=self.retry_base_s,
             retry_max_s=self.retry_max_s,
+        )
+
+    def ages(self) -> Ages:
+        """Return how long what is kept."""
+        return Ages(
+            jobs_s=self.keep_jobs_s,
+            artifacts_s=self.keep_artifacts_s,
+            heartbeats_s=self.keep_heartbeats_s,
+            rejected_s=self.keep_rejected_s,
+            callback_bodies_s=self.keep_callback_bodies_s,
         )
 
     def quarantine(self) -> Rules:

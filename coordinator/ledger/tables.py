@@ -116,6 +116,12 @@ class JobTable(SQLModel, table=True):
             "job_done", "lane", text("finished_at DESC"), postgresql_where=text("result_epoch IS NOT NULL")
         ),
         Index("job_failed", text("finished_at DESC"), "id", postgresql_where=text("state = 'failed'")),
+        Index(  # retention's
+            "job_settled",
+            "finished_at",
+            "id",
+            postgresql_where=text("finished_at IS NOT NULL AND state <> 'awaiting_review' AND NOT unpublished"),
+        ),
         Index("job_list", text("created_at DESC"), "id"),
         Index("job_list_by_lane", "lane", "state", text("created_at DESC"), "id"),
         # What people search by, beside the order of the list (job_list.py). GIN without a pending list: one commit in
@@ -230,6 +236,7 @@ class ArtifactTable(SQLModel, table=True):
         _check("size >= 0", "artifact_size_positive"),
         Index("artifact_sha256", "sha256"),
         Index("artifact_unlinked", "stored_at", postgresql_where=text("NOT linked")),  # the sweeper's
+        Index("artifact_kept", "stored_at", postgresql_where=text("linked AND trimmed_at IS NULL")),  # retention's
     )
 
     job_id: UUID = Field(sa_column=_key(_UUID))
@@ -241,6 +248,7 @@ class ArtifactTable(SQLModel, table=True):
     sha256: str = Field(sa_column=_must(Text))
     stored_at: datetime = Field(sa_column=_must(_INSTANT))
     linked: bool = Field(sa_column=_must(Boolean, "false"))  # set by the accepted report and by nothing else
+    trimmed_at: datetime | None = Field(sa_column=_may(_INSTANT))  # since then its content is not kept
 
 
 class RejectedResultTable(SQLModel, table=True):
@@ -355,6 +363,11 @@ class CallbackTable(SQLModel, table=True):
     __tablename__ = "callback"
     __table_args__ = (
         _check("num_nonnulls(next_at, delivered_at, given_up_at) = 1", "callback_one_end"),
+        Index(  # retention's
+            "callback_kept",
+            text("coalesce(delivered_at, given_up_at)"),
+            postgresql_where=text("next_at IS NULL AND octet_length(body) > 0"),
+        ),
         Index("callback_due", "next_at", postgresql_where=text("next_at IS NOT NULL")),
         Index(
             "callback_given_up", text("given_up_at DESC"), "job_id", postgresql_where=text("given_up_at IS NOT NULL")

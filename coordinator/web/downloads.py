@@ -32,6 +32,8 @@ async def download(context: WebContext, request: web.Request, caller: Caller) ->
     file = None if "\x00" in name else await views.artifact(context.pool, job_id, name, caller.source)
     if file is None:
         raise RefusedError(404, "not_found", f"job {job_id} has no such file")
+    if file["trimmed_at"] is not None:
+        raise RefusedError(410, "trimmed", f"{name!r} is not kept any more, since {file['trimmed_at']:%Y-%m-%d}")
     size, tag = file["size"], f'"{file["sha256"]}"'
     headers = {
         "Server": "tandem",

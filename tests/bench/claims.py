@@ -23,13 +23,13 @@ async def measure(rig: Rig) -> list[Finding]:
         puppet = Puppet(bus, "claimer")
         await puppet.announce(kinds=("noop",), slots=jobs + 100)
         await rig.publish(count=jobs, in_flight=256, prefix="claim")
-        offers = await _pull(bus, jobs)
-        await _claim_each(bus, offers[:WARM_UP])
-        alone = await _claim_each(bus, offers[WARM_UP : WARM_UP + ONE_BY_ONE])
+        offers = await pull(bus, jobs)
+        await claim_each(bus, offers[:WARM_UP])
+        alone = await claim_each(bus, offers[WARM_UP : WARM_UP + ONE_BY_ONE])
         before = rig.cpu_s(coordinator=coordinator)
         began = time.perf_counter()
         share = offers[WARM_UP + ONE_BY_ONE :]
-        await asyncio.gather(*(_claim_each(bus, share[i::CONCURRENT]) for i in range(CONCURRENT)))
+        await asyncio.gather(*(claim_each(bus, share[i::CONCURRENT]) for i in range(CONCURRENT)))
         rate = AT_ONCE / (time.perf_counter() - began)
         spent = {
             name: (cpu_s - before[name]) / AT_ONCE * 1e6 for name, cpu_s in rig.cpu_s(coordinator=coordinator).items()
@@ -44,7 +44,7 @@ async def measure(rig: Rig) -> list[Finding]:
     ]
 
 
-async def _pull(bus: Bus, count: int) -> list[Message]:
+async def pull(bus: Bus, count: int) -> list[Message]:
     """Take `count` offers off the lane, as an agent with that many slots does."""
     found: list[Message] = []
     left = iter(range(count))
@@ -61,7 +61,7 @@ async def _pull(bus: Bus, count: int) -> list[Message]:
     return found
 
 
-async def _claim_each(bus: Bus, offers: list[Message]) -> list[float]:
+async def claim_each(bus: Bus, offers: list[Message]) -> list[float]:
     times = []
     for offer in offers:
         body = orjson.dumps({"job_id": offer.subject.rpartition(".")[2], "delivery": offer.reply})

@@ -1,1 +1,3 @@
-SELECT EXISTS (SELECT FROM artifact WHERE job_id = $1 AND epoch = $2 AND name = $3 AND linked) AS linked
+SELECT EXISTS (
+    SELECT FROM artifact WHERE job_id = $1 AND epoch = $2 AND name = $3 AND linked AND trimmed_at IS NULL
+) AS linked
