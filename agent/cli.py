@@ -6,20 +6,26 @@ Exit status: 0 ok, 1 failed, 2 usage or settings, 3 a server can't be reached. S
 import asyncio
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
+import orjson
 import structlog
 import typer
 import uvloop
 
-from agent.doctor import Finding, examine
+from agent import cli_service
+from agent.cli_service import service_log
+from agent.doctor import examine
+from agent.finding import Finding
 from agent.join import join
+from agent.rule_watch import RulesFile
 from agent.service import run_agent
 from agent.settings import AgentSettings, load_settings
 from shared import log
 from shared.errors import ConfigurationError, UnreachableError
+from shared.rules import Rules
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -45,15 +51,26 @@ def run(
     executor: Executors = None,
     *,
     json_log: Annotated[bool, typer.Option("--json-log", help="Log JSON lines.")] = False,
+    in_service: Annotated[
+        bool, typer.Option("--in-service", help="As `install` has it run: log to the log file only.")
+    ] = False,
 ) -> None:
     """Take jobs and run them until SIGTERM or SIGINT; then drain. A second signal does not wait for running jobs."""
-    settings = _settings(config, worker, nats, seed_file, data, slots, executor)
-    log.configure(json=json_log, level=settings.log_level)
+
+    def load() -> AgentSettings:
+        return load_settings(config, _flags(worker, nats, seed_file, data, slots), executor or ())
+
+    settings = _loaded(load)
+    if in_service:
+        service_log(settings.log_level)
+    else:
+        log.configure(json=json_log, level=settings.log_level)
     structlog.contextvars.bind_contextvars(worker=settings.worker)
     path = settings.data.expanduser() / settings.log_file.expanduser()
+    reload_rules = RulesFile(config, lambda: load().rules) if config is not None else lambda: None
     try:
         with log.kept(path, most_bytes=settings.log_file_bytes, files=settings.log_files):
-            _finish(_run(settings))
+            _finish(_run(settings, reload_rules))
     except ConfigurationError as error:
         typer.echo(f"tandem-agent: {error}", err=True)
         sys.exit(2)
@@ -68,22 +85,28 @@ def doctor(
     data: Data = None,
     slots: Slots = None,
     executor: Executors = None,
+    *,
+    in_service: Annotated[
+        bool, typer.Option("--in-service", help="Look from where the service runs (launchd, systemd), not from here.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of findings.")] = False,
+    report: Annotated[Path | None, typer.Option("--report", hidden=True, help="Write the findings here.")] = None,
 ) -> None:
-    """Check settings, folder, server and executors; say what to do about each fault."""
-    settings = _settings(config, worker, nats, seed_file, data, slots, executor)
+    """Check settings, machine, folder, server and executors; say what to do about each fault."""
+    if in_service:
+        _print_findings(cli_service.examine_in_service(config), as_json=as_json)
+        return
+    settings = _loaded(lambda: load_settings(config, _flags(worker, nats, seed_file, data, slots), executor or ()))
     log.configure(json=False, level="error")
-    found: list[Finding] = asyncio.run(examine(settings))
-    for finding in found:
-        typer.echo(f"{'ok   ' if finding.ok else 'FAULT'}  {finding.what}: {finding.said}")
-        if not finding.ok:
-            typer.echo(f"       {finding.todo}")
-    faults = sum(not finding.ok for finding in found)
-    if faults:
-        typer.echo(f"{faults} to mend")
-        raise typer.Exit(1)
+    found = asyncio.run(examine(settings))
+    if report is not None:
+        cli_service.write_report(report, found)
+        return
+    _print_findings(found, as_json=as_json)
 
 
 app.command()(join)
+cli_service.register(app)
 
 
 def main() -> None:
@@ -91,24 +114,37 @@ def main() -> None:
     app()
 
 
-def _settings(
-    config: Path | None,
-    worker: str | None,
-    nats: str | None,
-    seed_file: Path | None,
-    data: Path | None,
-    slots: int | None,
-    executors: list[str] | None,
-) -> AgentSettings:
-    flags: dict[str, Any] = {"worker": worker, "nats": nats, "seed_file": seed_file, "data": data, "slots": slots}
+def _print_findings(found: list[Finding], *, as_json: bool) -> None:
+    """Print them; exit status 1 if there is a fault."""
+    faults = sum(not finding.ok for finding in found)
+    if as_json:
+        typer.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
+    else:
+        for finding in found:
+            typer.echo(f"{'ok   ' if finding.ok else 'FAULT'}  {finding.what}: {finding.said}")
+            if not finding.ok:
+                typer.echo(f"       {finding.todo}")
+        if faults:
+            typer.echo(f"{faults} to mend")
+    if faults:
+        raise typer.Exit(1)
+
+
+def _flags(
+    worker: str | None, nats: str | None, seed_file: Path | None, data: Path | None, slots: int | None
+) -> dict[str, Any]:
+    return {"worker": worker, "nats": nats, "seed_file": seed_file, "data": data, "slots": slots}
+
+
+def _loaded(load: Callable[[], AgentSettings]) -> AgentSettings:
     try:
-        return load_settings(config, flags, executors or ())
+        return load()
     except ConfigurationError as error:
         typer.echo(f"tandem-agent: {error}", err=True)
         raise typer.Exit(2) from None
 
 
-async def _run(settings: AgentSettings) -> None:
+async def _run(settings: AgentSettings, reload_rules: Callable[[], Rules | None]) -> None:
     stop, hurry = asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:
@@ -119,7 +155,7 @@ async def _run(settings: AgentSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
-    await run_agent(settings, stop=stop, hurry=hurry)
+    await run_agent(settings, stop=stop, hurry=hurry, reload_rules=reload_rules)
 
 
 def _finish(work: Coroutine[Any, Any, None]) -> None:

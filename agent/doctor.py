@@ -3,14 +3,16 @@
 import asyncio
 import os
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent.connection import open_bus, tls_context
+from agent.doctor_link import examine_link
+from agent.doctor_machine import examine_machine
 from agent.executors.base import Backed, Executor, Lacking
 from agent.executors.http import NOT_YET
 from agent.executors.memory import read_memory
 from agent.executors.registry import Registry, load_executors
+from agent.finding import Finding
 from agent.host import Clock
 from agent.settings import AgentSettings
 from agent.workspace import data_folder
@@ -33,20 +35,10 @@ _START = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check: what was looked at, how it is, and what to do if that is a fault."""
-
-    what: str
-    ok: bool
-    said: str
-    todo: str = ""
-
-
 async def examine(settings: AgentSettings) -> list[Finding]:
     """Run every check; none of them changes anything that an agent or the coordinator could notice."""
     folder, running = _folder(settings)
-    found = [_settings(settings), *folder, await _memory()]
+    found = [_settings(settings), *folder, await _memory(), *await examine_machine(settings)]
     found += await _executors(settings, running=running)
     found += await _server(settings)
     return found
@@ -158,13 +150,16 @@ async def _server(settings: AgentSettings) -> list[Finding]:
         seed, tls = settings.read_seed(), tls_context(settings)
     except ConfigurationError:
         return []  # said already
+    urls = [url.strip() for url in settings.nats.split(",")]
+    found = [await examine_link(url, seed=seed, tls=tls) for url in urls]
+    if not any(finding.ok for finding in found):
+        return found
     async with open_bus(settings, f"doctor-{uuid.uuid4()}", seed, tls) as bus:
         try:
             await bus.wait_connected(_CONNECT_S)
         except BusDown as error:
-            todo = "check the URL, the firewall, the certificate (ca_file), and that the server knows this nkey"
-            return [Finding("server", False, str(error), todo)]
-        return [Finding("server", True, f"connected to {settings.nats}"), await _coordinator(settings, bus)]
+            return [*found, Finding("coordinator", False, str(error), "try again: the way was open a moment ago")]
+        return [*found, await _coordinator(settings, bus)]
 
 
 async def _coordinator(settings: AgentSettings, bus: Bus) -> Finding:

@@ -1,75 +1,25 @@
 """What macOS's own tools say and do: the one module that calls pmset, ioreg, notifyutil, launchctl and caffeinate.
 
-Each call names its program, waits so long, and returns what was said; a tool that is missing, hangs or refuses is a
-`Said` with its status, never an exception. Parsers are pure, from recorded output. Apple's tools are not subject to
-Local Network privacy, and none used here needs root.
+A tool that is missing, hangs or refuses is an answer with that status, never an exception. Parsers are pure, from
+recorded output. Apple's tools are not subject to Local Network privacy, and none used here needs root.
 """
 
 import asyncio
-import contextlib
-import os
 import re
-import shutil
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from dataclasses import dataclass
+from asyncio.subprocess import DEVNULL, Process
 from typing import Final
 
+from agent.tools import Said, call, find
 from shared.rules import Reading, Rule, Thermal
 
-_TOOL_S: Final = 5.0
-"""How long a tool may take; each answers in milliseconds unless the system is in trouble."""
 _BOOTOUT_S: Final = 60.0
 """bootout returns when the program has ended, which may take its ExitTimeOut."""
-_SYSTEM_PATH: Final = "/usr/bin:/bin:/usr/sbin:/sbin"
-MISSING: Final = 127
-HUNG: Final = 124
 _LOGIN_WINDOW: Final = "/Library/Preferences/com.apple.loginwindow"
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What a tool answered."""
-
-    status: int
-    out: str = ""
-    error: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """Whether it did what it was asked."""
-        return self.status == 0
-
-
-def find(tool: str) -> str | None:
-    """Return where a tool is: on PATH, or where the system keeps its own; launchd's PATH has not all of these."""
-    return shutil.which(tool, path=f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}")
 
 
 def here() -> bool:
     """Say whether this is a Mac: it has pmset."""
     return find("pmset") is not None
-
-
-async def call(tool: str, *args: str, within_s: float = _TOOL_S) -> Said:
-    """Run a tool to its end; one that is not there is MISSING, one that hangs is ended and HUNG."""
-    path = find(tool)
-    if path is None:
-        return Said(MISSING, error=f"{tool} is not installed")
-    try:
-        child = await asyncio.create_subprocess_exec(path, *args, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
-    except OSError as error:
-        return Said(MISSING, error=f"{tool}: {error.strerror}")
-    try:
-        async with asyncio.timeout(within_s):
-            out, error_out = await child.communicate()
-    except TimeoutError:
-        return Said(HUNG, error=f"{tool} did not answer within {within_s:g} s")
-    finally:
-        if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
-    return Said(child.returncode or 0, out.decode("utf-8", "replace"), error_out.decode("utf-8", "replace").strip())
 
 
 # ---- what the machine says of itself

@@ -100,6 +100,8 @@ class AgentSettings(BaseSettings):
     """No work is taken while more results than this wait for delivery; None: 64, or four for each slot."""
     hang_s: Annotated[float, Field(ge=0)] = 180
     """A process whose event loop stands still for so long is ended; 0 = never."""
+    time_server: str = "time.apple.com"
+    """Whose clock the doctor holds this machine's against, by SNTP; empty: nobody's."""
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     """The least important lines that are logged."""
     log_file: Path = Path("logs/agent.jsonl")

@@ -4,62 +4,62 @@ import os
 
 import pytest
 
-from agent import mac
+from agent import mac, tools
 from shared.rules import Reading, Rule, Thermal
 from tests.support.fake_mac import BATT_DESKTOP, CUSTOM_MACBOOK, CUSTOM_MINI, FakeMac
 
 ALL = frozenset(Rule)
 
 
-@pytest.fixture(name="tools")
-def tools_on_path(tmp_path, monkeypatch):
-    tools = FakeMac(tmp_path / "mac")
-    monkeypatch.setenv("PATH", tools.path)
-    return tools
+@pytest.fixture(name="fakes")
+def fakes_on_path(tmp_path, monkeypatch):
+    fakes = FakeMac(tmp_path / "mac")
+    monkeypatch.setenv("PATH", fakes.path)
+    return fakes
 
 
-async def test_a_macbook_is_read(tools):
+async def test_a_macbook_is_read(fakes):
     assert await mac.read(ALL) == Reading(
         mains=True, battery=100, idle_s=3600, low_power=False, thermal=Thermal.NOMINAL
     )
-    tools.power("battery", 85)
-    tools.low_power(on=True)
-    tools.thermal(2)
-    tools.idle(0.25)
+    fakes.power("battery", 85)
+    fakes.low_power(on=True)
+    fakes.thermal(2)
+    fakes.idle(0.25)
     assert await mac.read(ALL) == Reading(mains=False, battery=85, idle_s=0.25, low_power=True, thermal=Thermal.HEAVY)
-    tools.low_power(on=True, mode="powermode")  # a Mac that has a High Power Mode too
+    fakes.low_power(on=True, mode="powermode")  # a Mac that has a High Power Mode too
     assert (await mac.read(ALL)).low_power is True
 
 
-async def test_only_what_the_rules_need_is_asked(tools):
+async def test_only_what_the_rules_need_is_asked(fakes):
     assert await mac.read(frozenset({Rule.ON_MAINS})) == Reading(mains=True, battery=100)
-    assert tools.calls == ["pmset -g batt"]
+    assert fakes.calls == ["pmset -g batt"]
 
 
-async def test_a_mac_mini_runs_on_mains_and_has_no_battery(tools):
-    tools.power("mains")
+async def test_a_mac_mini_runs_on_mains_and_has_no_battery(fakes):
+    fakes.power("mains")
     assert await mac.power() == (True, None)
     assert await mac.has_battery() is False
 
 
-async def test_a_tool_that_refuses_says_nothing(tools):
-    tools.say("pmset", "-g batt", None)
-    tools.say("ioreg", "-c IOHIDSystem -d 4 -r -k HIDIdleTime", None)
+async def test_a_tool_that_refuses_says_nothing(fakes):
+    fakes.say("pmset", "-g batt", None)
+    fakes.say("ioreg", "-c IOHIDSystem -d 4 -r -k HIDIdleTime", None)
     reading = await mac.read(ALL)
     assert (reading.mains, reading.battery, reading.idle_s) == (None, None, None)
     assert await mac.has_battery() is None
 
 
-async def test_a_tool_that_hangs_is_ended(tools):
-    tools.hang("pmset", "-g batt")
-    said = await mac.call("pmset", "-g", "batt", within_s=0.2)
-    assert (said.status, said.error) == (mac.HUNG, "pmset did not answer within 0.2 s")
+async def test_a_tool_that_hangs_is_ended(fakes):
+    fakes.hang("pmset", "-g batt")
+    said = await tools.call("pmset", "-g", "batt", within_s=0.2)
+    assert (said.status, said.error) == (tools.HUNG, "pmset did not answer within 0.2 s")
 
 
 async def test_a_tool_that_is_missing_is_no_crash(monkeypatch):
     monkeypatch.setenv("PATH", os.environ["PATH"])
-    said = await mac.call("no-such-tool-of-apple")
-    assert (said.status, said.error) == (mac.MISSING, "no-such-tool-of-apple is not installed")
+    said = await tools.call("no-such-tool-of-apple")
+    assert (said.status, said.error) == (tools.MISSING, "no-such-tool-of-apple is not installed")
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_sleep_settings_are_read_by_source():
     assert mac.sleep_settings_of(CUSTOM_MINI.format(sleep=0, autorestart=1))["AC Power"]["autorestart"] == "1"
 
 
-async def test_who_is_logged_in_at_start_and_file_vault(tools):
+async def test_who_is_logged_in_at_start_and_file_vault(fakes):
     assert (await mac.auto_login(), await mac.file_vault()) == (None, False)
-    tools.say("defaults", "read /Library/Preferences/com.apple.loginwindow autoLoginUser", "anna\n")
-    tools.say("fdesetup", "status", "FileVault is On.\n")
+    fakes.say("defaults", "read /Library/Preferences/com.apple.loginwindow autoLoginUser", "anna\n")
+    fakes.say("fdesetup", "status", "FileVault is On.\n")
     assert (await mac.auto_login(), await mac.file_vault()) == ("anna", True)
     assert await mac.default_gateway() == "192.168.1.1"

@@ -1,0 +1,58 @@
+"""The agent's log file as people read it: a line each, and the next ones as they come, over rotation. For `logs`."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+_LOOK_S: Final = 0.3
+_FIRST: Final = ("timestamp", "level", "event", "worker")
+
+
+def line_for_people(line: str) -> str:
+    """Return one JSON line as `09:41:07 info  run ended  job_id=… how=completed`; another stays as it is."""
+    try:
+        told = orjson.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(told, dict):
+        return line
+    rest = " ".join(f"{name}={_short(value)}" for name, value in told.items() if name not in _FIRST)
+    at = str(told.get("timestamp", ""))[:19].replace("T", " ")
+    return f"{at} {told.get('level', ''):<7} {told.get('event', '')}  {rest}".rstrip()
+
+
+def follow(path: Path) -> Iterator[str]:
+    """Yield lines that are written from now on, for ever; a file that is begun anew is read from its beginning."""
+    file = path.open(encoding="utf-8", errors="replace") if path.exists() else None
+    if file is not None:
+        file.seek(0, 2)
+    kept = ""
+    while True:
+        text = file.read() if file is not None else ""
+        *whole, kept = (kept + text).split("\n")
+        yield from whole
+        if not text:
+            if file is None or not _is_same(path, file.fileno()):
+                anew = path.open(encoding="utf-8", errors="replace") if path.exists() else None
+                if anew is not None:
+                    if file is not None:
+                        yield from file.read().splitlines()
+                        file.close()
+                    file, kept = anew, ""
+                    continue
+            time.sleep(_LOOK_S)
+
+
+def _is_same(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return True  # between two files
+
+
+def _short(value: object) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value, default=str).decode()

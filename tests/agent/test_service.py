@@ -1,0 +1,320 @@
+"""The agent as a service: installed, restarted, asked about and removed, by launchd's and systemd's own words.
+
+launchctl and systemctl are programs of the tests that start the real agent as the real ones would.
+"""
+
+import asyncio
+import os
+import plistlib
+import sys
+from pathlib import Path
+
+import orjson
+import psutil
+import pytest
+
+from agent.launchd import LABEL, plist_of
+from agent.log_lines import line_for_people
+from agent.settings import load_settings
+from agent.supervised import Plan, plan_for
+from agent.systemd_user import unit_of
+from tests.support.agent_world import WAIT_S
+from tests.support.fake_mac import FakeMac
+from tests.support.fake_systemctl import install as install_systemctl
+from tests.support.servers import eventually
+
+SETTINGS = """worker = "mini"
+nats = "{nats}"
+seed_file = "{seed}"
+data = "{data}"
+time_server = ""
+drain_limit_s = 0.2
+release_limit_s = 1
+[executors.sketch]
+"""
+
+
+class Home:
+    """A user's home with joined settings, and `tandem-agent` run in it."""
+
+    def __init__(self, folder, path, servers):
+        self.folder = folder
+        self.path = path
+        self.config = folder / ".config/tandem-agent/agent.toml"
+        self.config.parent.mkdir(parents=True)
+        self.data = folder / "tandem data"  # a blank: nothing goes through a shell
+        seed = folder / "mini.seed"
+        seed.write_text(servers.nats.identities.add_agent("mini"))
+        seed.chmod(0o600)
+        self.seed = seed.read_text()
+        self.config.write_text(SETTINGS.format(nats=servers.nats.url, seed=seed, data=self.data))
+
+    async def call(self, *args, **environment):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "agent", *args),
+            env={"PATH": self.path, "HOME": str(self.folder), "COLUMNS": "300", **environment},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        async with asyncio.timeout(4 * WAIT_S):
+            output, _ = await process.communicate()
+        return process.returncode, output.decode()
+
+    async def good(self, *args):
+        status, output = await self.call(*args)
+        assert status == 0, output
+        return output
+
+    async def running(self):
+        """Return the process that runs, by the service's own word."""
+        return psutil.Process(orjson.loads(await self.good("status", "--json"))["pid"])
+
+
+def ended(process):
+    """Whether it ended; as a zombie it waits for a parent that may be anybody."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture(name="mac")
+def mac_tools(tmp_path):
+    return FakeMac(tmp_path / "mac")
+
+
+@pytest.fixture(name="home")
+async def home_of_a_mac(tmp_path, mac, servers):
+    home = Home(tmp_path / "home", mac.path, servers)
+    yield home
+    await home.call("uninstall")
+
+
+@pytest.fixture(name="linux")
+async def home_on_linux(tmp_path, servers):
+    home = Home(tmp_path / "home", install_systemctl(tmp_path / "systemd"), servers)
+    yield home
+    await home.call("uninstall")
+
+
+# ---- launchd
+
+
+async def test_the_launch_agent_is_what_a_mac_needs_and_holds_no_secret(far, mac, home):
+    await home.good("install")
+    file = home.folder / "Library/LaunchAgents" / f"{LABEL}.plist"
+    plist = plistlib.loads(file.read_bytes())
+    assert plist.pop("ProgramArguments") == [
+        *(sys.executable, "-P", "-m", "agent", "run", "--config", str(home.config), "--in-service")
+    ]
+    logs = home.folder / "Library/Logs/Tandem"
+    assert plist == {
+        "Label": LABEL,
+        "EnvironmentVariables": {
+            "PATH": "/opt/homebrew/bin:/opt/homebrew/sbin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "TANDEM_AGENT_LOG_FILE": str(logs / "agent.jsonl"),
+        },
+        "WorkingDirectory": str(home.data),
+        "RunAtLoad": True,
+        "KeepAlive": True,
+        "ThrottleInterval": 15,
+        "ExitTimeOut": 30,
+        "ProcessType": "Interactive",
+        "Umask": 0o077,
+        "StandardOutPath": str(logs / "launchd.log"),
+        "StandardErrorPath": str(logs / "launchd.log"),
+    }
+    assert home.seed not in file.read_text()
+    process = await home.running()
+    assert home.seed not in " ".join([*process.cmdline(), *process.environ().values()])
+
+
+async def test_it_runs_logs_restarts_and_goes(far, mac, home):
+    said = await home.good("install")
+    process = await home.running()
+    assert f"runs (pid {process.pid})" in said
+    await eventually(lambda: far.presences)
+    assert "agent starts" in await home.good("logs")
+    logs = home.folder / "Library/Logs/Tandem"
+    assert (logs / "launchd.log").read_bytes() == b""  # every line is in the agent's own file
+    assert {path.stat().st_mode & 0o777 for path in (logs / "agent.jsonl", logs)} == {0o600, 0o700}
+
+    assert "runs (pid" in await home.good("restart")
+    again = await home.running()
+    assert again.pid != process.pid
+    assert ended(process)
+    assert "agent ends" in await home.good("logs", "-n", "1000")  # it drained
+
+    assert "removed" in await home.good("uninstall")
+    assert ended(again)
+    assert not (home.folder / "Library/LaunchAgents" / f"{LABEL}.plist").exists()
+    assert await home.call("status") == (1, "not installed: tandem-agent install\n")
+    assert "was not installed" in await home.good("uninstall")
+
+
+async def test_installing_again_takes_the_old_one_out_waits_and_tries_until_launchd_takes_it(far, mac, home):
+    await home.good("install")
+    first = await home.running()
+    (mac.folder / "lingers").write_text("2")
+    (mac.folder / "refusals").write_text("5 37")
+    (mac.folder / "sits").touch()
+    before = len(mac.calls)
+    await home.good("install")
+    assert ended(first)
+    assert (await home.running()).pid != first.pid
+    gui = f"gui/{os.getuid()}"
+    target, file = f"{gui}/{LABEL}", home.folder / "Library/LaunchAgents" / f"{LABEL}.plist"
+    calls = [call.removeprefix("launchctl ") for call in mac.calls[before:]]
+    assert calls[: calls.index(f"kickstart {target}") + 2] == [
+        f"print {gui}",
+        f"print {target}",
+        f"bootout {target}",
+        *[f"print {target}"] * 3,
+        f"enable {target}",
+        *[f"bootstrap {gui} {file}"] * 3,
+        f"kickstart {target}",
+        f"print {target}",
+    ]
+
+
+async def test_what_launchd_refuses_for_good_is_said_with_its_word(mac, home):
+    (mac.folder / "refusals").write_text("125")
+    status, output = await home.call("install")
+    assert (status, "Bootstrap failed: 125" in output, "Traceback" in output) == (1, True, False)
+    status, output = await home.call("install", SUDO_USER="anna")
+    assert (status, "not by sudo" in output) == (1, True)
+    (mac.folder / "no_session").touch()
+    status, output = await home.call("install")
+    assert (status, "log in at this Mac's screen" in output) == (1, True)
+
+
+async def test_settings_that_are_wrong_never_reach_launchd(mac, home):
+    home.config.write_text('worker = "mini"\ntypo = 1\n')
+    status, output = await home.call("install")
+    assert (status, "typo" in output, mac.calls) == (2, True, [])
+    status, output = await home.call("install", "--config", str(home.folder / "none.toml"))
+    assert (status, "tandem-agent join" in output) == (2, True)
+
+
+async def test_an_agent_that_dies_at_once_is_no_success(mac, home):
+    (mac.folder / "exit_code").write_text("2")
+    with home.config.open("a") as settings:
+        settings.write("\n[executors.nonsense]\n")
+    status, output = await home.call("install")
+    assert status == 1, output
+    assert "does not get to work: it ended with status 2" in output
+    assert "unknown executor 'nonsense'" in (await home.call("status"))[1]  # what launchd caught
+
+
+async def test_what_launchd_catches_is_begun_anew_at_a_start_when_it_has_grown(far, mac, home):
+    stray = home.folder / "Library/Logs/Tandem/launchd.log"
+    stray.parent.mkdir(parents=True)
+    stray.write_text("kept: it is short\n")
+    await home.good("install")
+    assert stray.read_text() == "kept: it is short\n"
+    inode = stray.stat().st_ino
+    stray.write_text("x" * 2 * 1024 * 1024)
+    await home.good("restart")
+    assert (stray.stat().st_size, stray.stat().st_ino) == (0, inode)
+
+
+async def test_the_doctor_looks_from_launchds_context_and_leaves_nothing_behind(far, mac, home):
+    far.answer_lease = lambda _: {"lease": "lost", "reason": "stale"}
+    output = await home.good("doctor", "--in-service")
+    assert output.startswith("ok     context: as launchd runs it\n"), output
+    assert "ok     coordinator: answers this worker" in output
+    findings = orjson.loads(await home.good("doctor", "--in-service", "--json"))
+    assert {"what": "executor sketch", "ok": True}.items() <= next(
+        one for one in findings if one["what"] == "executor sketch"
+    ).items()
+    assert sorted(path.name for path in home.data.iterdir()) == ["agent.lock"]
+    assert (await home.call("status"))[0] == 1  # looking installs nothing
+    assert f"launchctl bootout gui/{os.getuid()}/{LABEL}.doctor" in mac.calls
+
+
+# ---- systemd
+
+
+async def test_on_linux_the_same_commands_make_a_user_unit(far, linux):
+    output = await linux.good("install")
+    first = await linux.running()
+    assert f"runs (pid {first.pid})" in output
+    await eventually(lambda: far.presences)
+    assert "agent starts" in await linux.good("logs")
+    await linux.good("restart")
+    second = await linux.running()
+    assert (second.pid != first.pid, ended(first)) == (True, True)
+    await linux.good("uninstall")
+    assert ended(second)
+    assert await linux.call("status") == (1, "not installed: tandem-agent install\n")
+    calls = (linux.folder.parent / "systemd/calls").read_text()
+    assert "systemctl --user enable tandem-agent.service\nloginctl enable-linger\n" in calls
+
+
+async def test_the_doctor_looks_from_systemds_context(far, linux):
+    far.answer_lease = lambda _: {"lease": "lost", "reason": "stale"}
+    output = await linux.good("doctor", "--in-service")
+    assert "context: as systemd runs it" in output
+
+
+async def test_a_missing_user_manager_is_named(linux):
+    (linux.folder.parent / "systemd/no_manager").touch()
+    status, output = await linux.call("install")
+    assert (status, "loginctl enable-linger" in output) == (1, True)
+    (linux.folder.parent / "systemd/no_manager").unlink()
+
+
+def test_a_unit_keeps_odd_paths_whole():
+    program = ["/usr/bin/python", "-m", "agent", "--config", '/home/a b/100 % "$x".toml']
+    text = unit_of(Plan(program, {"PATH": "/a b"}, Path("/d 50%"), Path("/l"), Path("/s")))
+    assert r'ExecStart="/usr/bin/python" "-m" "agent" "--config" "/home/a b/100 %% \"$$x\".toml"' in text.splitlines()
+    assert {'Environment="PATH=/a b"', "WorkingDirectory=/d 50%%", "Restart=always", "UMask=0077"} <= set(
+        text.splitlines()
+    )
+
+
+# ---- parts
+
+
+def test_a_log_file_that_the_settings_name_stays(tmp_path):
+    file = tmp_path / "agent.toml"
+    file.write_text('worker = "mini"\nlog_file = "mine.jsonl"\ndata = "/srv/tandem"\n')
+    plan = plan_for(load_settings(file), file, mac=True)
+    assert (plan.log, set(plan.environment)) == (Path("/srv/tandem/mine.jsonl"), {"PATH"})
+    assert plistlib.loads(plistlib.dumps(plist_of(plan)))["WorkingDirectory"] == "/srv/tandem"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (
+            '{"job_id":"j","epoch":3,"event":"run ended","level":"info","timestamp":"2026-11-30T09:41:07.5Z"}',
+            "2026-11-30 09:41:07 info    run ended  job_id=j epoch=3",
+        ),
+        ('{"event":"x","level":"warning","why":["a"]}', ' warning x  why=["a"]'),
+        ("Traceback (most recent call last):", "Traceback (most recent call last):"),
+        ("[1]", "[1]"),
+    ],
+)
+def test_log_lines_for_people(line, shown):
+    assert line_for_people(line) == shown
+
+
+async def test_logs_are_followed_over_a_rotation(tmp_path, mac, home):
+    path = home.folder / "Library/Logs/Tandem/agent.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"event":"old"}\n')
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-u", "-P", "-m", "agent", "logs", "--follow", "--raw"),
+        env={"PATH": mac.path, "HOME": str(home.folder)},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(WAIT_S):
+            assert await process.stdout.readline() == b'{"event":"old"}\n'
+            for number in (1, 2, 3):
+                if number == 2:
+                    path.rename(path.with_suffix(".jsonl.1"))
+                with path.open("a") as file:
+                    file.write(f"{number}\n")
+                assert await process.stdout.readline() == f"{number}\n".encode()
+    finally:
+        process.kill()
+        await process.wait()
