@@ -13,15 +13,15 @@ import structlog
 
 from agent import mac
 
-_AGAIN_S = 5.0
 _log = structlog.get_logger()
 
 
 class Awake:
     """`held(n)` says how many leases there are; `run` keeps the child that fits."""
 
-    def __init__(self) -> None:
-        """Hold nothing yet."""
+    def __init__(self, *, again_s: float = 5.0) -> None:
+        """Hold nothing yet; a caffeinate that ended by itself is followed by another after `again_s`."""
+        self._again_s = again_s
         self._held = 0
         self._changed = asyncio.Event()
 
@@ -56,7 +56,7 @@ class Awake:
                     changed.cancel()
                 if ended.done():
                     _log.warning("caffeinate ended by itself", status=child.returncode)
-                    await asyncio.sleep(_AGAIN_S)
+                    await asyncio.sleep(self._again_s)
                     return
         finally:
             if child.returncode is None:

@@ -8,6 +8,7 @@ import asyncio
 import errno
 import ipaddress
 import json
+import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,10 @@ from shared.bus_link import Link
 _STEP_S: Final = 4.0
 _PORTS: Final = {"nats": 4222, "tls": 4222, "ws": 80, "wss": 443}
 _MAC_EHOSTUNREACH: Final = 65
+_LOCAL: Final = tuple(
+    ipaddress.ip_network(text)
+    for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "fc00::/7", "fe80::/10")
+)
 _LOCAL_NETWORK: Final = (
     "macOS keeps this program from the local network (errno 65 on a private address is its Local Network permission): "
     "System Settings > Privacy & Security > Local Network, switch this Python on; if it is not listed, restart the "
@@ -89,7 +94,10 @@ async def _tcp_error(address: str, port: int, error: OSError) -> _StepError:
     if isinstance(error, TimeoutError) and error.errno is None:
         todo = "a firewall drops it, or the machine is off; where only the web is let through use wss:// (docs)"
         return _StepError("TCP", f"{where}: no answer within {_STEP_S:g} s", todo)
-    said = f"{where}: {error.strerror or error} (errno {error.errno})"
+    number, text = error.errno or 0, error.strerror or str(error)
+    if "call failed" in text:  # asyncio's, which names the address again
+        text = os.strerror(number)
+    said = f"{where}: {text} (errno {number})"
     if error.errno in (errno.EHOSTUNREACH, _MAC_EHOSTUNREACH):
         if mac.here() and await _is_local(address):
             return _StepError("TCP", said, _LOCAL_NETWORK)
@@ -102,9 +110,7 @@ async def _tcp_error(address: str, port: int, error: OSError) -> _StepError:
 async def _is_local(address: str) -> bool:
     """Say whether Local Network privacy covers an address: not loopback, not the router, not the internet."""
     found = ipaddress.ip_address(address.partition("%")[0])
-    if found.is_loopback or not (found.is_private or found.is_link_local):
-        return False
-    return address != await mac.default_gateway()
+    return any(found in network for network in _LOCAL) and address != await mac.default_gateway()
 
 
 async def _tls(

@@ -1,5 +1,6 @@
 """An agent with rules in a whole Tandem: what it takes and leaves, what it says of it, what an operator changes."""
 
+import asyncio
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
@@ -7,6 +8,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from agent.awake import Awake
 from agent.leases import Leases
 from agent.rule_watch import RulesFile, RuleWatch
 from agent.settings import load_settings
@@ -130,6 +132,19 @@ async def test_the_mac_is_kept_awake_only_while_a_lease_is_held(world, mac, tmp_
             await world.until(job["id"], "completed")
             await eventually(lambda child=child: not child.is_running())
     assert [call.split()[:3] for call in mac.calls if call.startswith("caffeinate")] == [["caffeinate", "-i", "-w"]] * 2
+
+
+async def test_a_caffeinate_that_dies_is_followed_by_another_and_none_outlives_the_agent(mac):
+    awake = Awake(again_s=0)
+    running = asyncio.create_task(awake.run())
+    awake.held(1)
+    await eventually(lambda: len(mac.caffeinated) == 1)
+    psutil.Process(mac.caffeinated[0]).kill()
+    await eventually(lambda: len(mac.caffeinated) == 2)
+    last = psutil.Process(mac.caffeinated[1])
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert not last.is_running()
 
 
 # ---- who changes rules
