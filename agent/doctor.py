@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 
 from agent.connection import open_bus, tls_context
-from agent.doctor_link import examine_link
+from agent.doctor_link import examine_link, local_network_cure
 from agent.doctor_machine import examine_machine
 from agent.executors.base import Backed, Executor, Lacking
 from agent.executors.http import NOT_YET
@@ -100,7 +100,11 @@ async def _executors(settings: AgentSettings, *, running: bool) -> list[Finding]
                     break
                 await asyncio.sleep(0.1)
             able_now = registry.capabilities()
-            return [finding for plugin in plugins for finding in (_executor(plugin, able_now), *_lacks(plugin))]
+            return [
+                finding
+                for plugin in plugins
+                for finding in (await _allowed(plugin, _executor(plugin, able_now)), *_lacks(plugin))
+            ]
     except ConfigurationError as error:
         return [Finding("executors", False, str(error), "mend [executors] in the settings")]
 
@@ -129,6 +133,14 @@ def _executor(plugin: Executor, capabilities: list[Capability]) -> Finding:
         down = f"{status['reason']}; {_START.get(plugin.name, todo)}" if status["reason"] else ""
         todo = f"{status['url']}: {down or 'it has no model that fits the settings: install one'}"
     return Finding(f"executor {plugin.name}", bool(able), said, todo)
+
+
+async def _allowed(plugin: Executor, found: Finding) -> Finding:
+    """Return what was found, with another cure if it is macOS that keeps this program from the backend."""
+    if found.ok or not isinstance(plugin, Backed):
+        return found
+    cure = await local_network_cure(str(plugin.status()["url"]))
+    return found if cure is None else Finding(found.what, False, found.said, cure)
 
 
 def _lacks(plugin: Executor) -> list[Finding]:

@@ -65,6 +65,20 @@ async def examine_link(
     )
 
 
+async def local_network_cure(url: str, *, connect: Connect = asyncio.open_connection) -> str | None:
+    """Return what to do if macOS keeps this program from a backend on the local network; None: it is not that."""
+    parts = urlsplit(url)
+    if not mac.here() or not parts.hostname:
+        return None
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        _, writer = await _tcp(await _name(parts.hostname, port), port, connect)
+        writer.close()
+    except _StepError as error:
+        return error.todo if error.todo == _LOCAL_NETWORK else None
+    return None
+
+
 async def _name(host: str, port: int) -> list[str]:
     try:
         async with asyncio.timeout(_STEP_S):

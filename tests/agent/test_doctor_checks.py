@@ -11,7 +11,7 @@ import pytest
 
 from agent.connection import tls_context
 from agent.doctor import examine
-from agent.doctor_link import examine_link
+from agent.doctor_link import examine_link, local_network_cure
 from agent.doctor_machine import examine_machine
 from agent.settings import AgentSettings
 from agent.sntp import skew_s
@@ -76,6 +76,12 @@ async def test_errno_65_elsewhere_is_none(mac, address):
     found = await examine_link(f"nats://{address}:4222", seed=None, tls=None, connect=refusing(65))
     assert "Local Network" not in found.todo
     assert "check the network" in found.todo
+
+
+@pytest.mark.parametrize(("url", "is_it"), [("http://192.168.1.9:11434", True), ("http://127.0.0.1:11434", False)])
+async def test_errno_65_of_a_backend_is_that_permission_too(mac, url, is_it):
+    cure = await local_network_cure(url, connect=refusing(65))
+    assert ("Local Network" in (cure or "")) is is_it
 
 
 async def test_errno_65_is_nothing_of_macos_on_linux(monkeypatch):

@@ -1,6 +1,7 @@
 """An agent with rules in a whole Tandem: what it takes and leaves, what it says of it, what an operator changes."""
 
 import asyncio
+import sys
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
@@ -199,6 +200,33 @@ async def test_rules_that_change_in_the_settings_file_count_without_a_restart(tm
     file.unlink()
     await watch.once()
     assert watch.reason() == "outside_hours"
+
+
+async def test_the_program_takes_changed_rules_from_its_file_while_it_runs(far, mac, servers, tmp_path):
+    file, seed = tmp_path / "agent.toml", tmp_path / "mini.seed"
+    seed.write_text(servers.nats.identities.add_agent("mini"))
+    seed.chmod(0o600)
+    plain = (
+        f'worker = "mini"\nnats = "{servers.nats.url}"\nseed_file = "{seed}"\ndata = "{tmp_path / "data"}"\n'
+        "rules_s = 0.05\n[executors.sketch]\n"
+    )
+    file.write_text(plain)
+    mac.power("battery", 70)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "agent", "run", "--config", str(file)),
+        env={"PATH": mac.path, "HOME": str(tmp_path)},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await eventually(lambda: far.presences and far.presences[-1]["facts"]["not_pulling"] is None)
+        file.write_text(plain + "[rules]\non_mains = true\n")
+        await eventually(lambda: far.presences[-1]["facts"]["not_pulling"] == "on_battery")
+        file.write_text(plain)
+        await eventually(lambda: far.presences[-1]["facts"]["not_pulling"] is None)
+    finally:
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 30) == 0
 
 
 async def test_a_change_is_told_once():
