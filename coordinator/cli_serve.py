@@ -17,6 +17,7 @@ import typer
 import uvloop
 from pydantic import SecretStr
 
+from coordinator import cli_backup
 from coordinator.cli_where import DEFAULT_DATA, Data, Json, connection_of
 from coordinator.up_folder import AUDIT
 from shared import log
@@ -38,6 +39,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     for command in (up, demo, coordinator, migrate, audit):
         app.command()(command)
+    cli_backup.register(app)
 
 
 def up(
@@ -122,11 +124,21 @@ def coordinator(
     _run(work())
 
 
-def migrate(config: Config = None, postgres: Postgres = None) -> None:
+def migrate(
+    config: Config = None,
+    postgres: Postgres = None,
+    *,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say what is missing; exit status 1 if anything.")
+    ] = False,
+) -> None:
     """Bring the database's schema up to date (a coordinator does this at every start, too)."""
     from coordinator.ledger.migrate import create_database_if_missing
     from coordinator.ledger.migrate import migrate as bring_up_to_date
 
+    if check:
+        _check_schema(settings_in(config, postgres=postgres).postgres.get_secret_value())
+        return
     dsn = settings_in(config, postgres=postgres).postgres.get_secret_value()
 
     async def work() -> bool:
@@ -135,6 +147,23 @@ def migrate(config: Config = None, postgres: Postgres = None) -> None:
         return made
 
     typer.echo("database made, schema up to date" if _run(work()) else "schema up to date")
+
+
+def _check_schema(dsn: str) -> None:
+    """Say what `migrate` would do; exit status 1 if anything, or if the schema is of a later version."""
+    from coordinator.ledger.migrate import missing_revisions, revision_of
+
+    now = _run(revision_of(dsn))
+    missing = missing_revisions(now)
+    if missing is None:
+        typer.echo(f"schema {now} is of a later version of tandem than this one; it may not run here")
+        raise typer.Exit(1)
+    for revision, what in missing:
+        typer.echo(f"{revision}  {what}")
+    if missing:
+        typer.echo(f"{len(missing)} to do: tandem migrate (a coordinator does it when it starts)")
+        raise typer.Exit(1)
+    typer.echo(f"schema {now} is up to date")
 
 
 def audit(

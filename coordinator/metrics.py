@@ -69,7 +69,7 @@ class Metrics:
         last, was = after.last, before.last if before else None
         if last is None:
             return
-        if after.epoch == 1 and after.state is JobState.PROCESSING and was is None:
+        if after.state is JobState.PROCESSING and was is None:
             self._waited.labels(kind).observe(max(0.0, (last.claimed_at - after.run_after).total_seconds()))
         ended_before = was.outcome if was is not None and was.epoch == last.epoch else None
         if last.outcome is None:

@@ -1,7 +1,7 @@
 """Retention: what is older than its age is trimmed, in batches so small, and with such pauses, that no claim waits.
 
 Each batch is one statement of some milliseconds that passes over rows which others hold, and after each this rests for
-four times as long as it took: trimming a million jobs costs Postgres a fifth of one core, for as long as it takes. A
+nine times as long as it took: trimming a million jobs costs Postgres a tenth of one core, for as long as it takes. A
 round ends after ROUND_S and goes on at the next. One coordinator trims at a time; the others' statements do nothing.
 
 Contents of files that are let go are removed by the sweeper. NATS trims RESULTS by itself (7 days): jobs are kept
@@ -18,13 +18,13 @@ import structlog
 
 _log = structlog.get_logger()
 
-BATCH: Final = 100
-"""How much is trimmed in one statement: jobs by the hundred take their attempts, heartbeats and files along."""
+BATCH: Final = 50
+"""How much is trimmed in one statement: jobs take their attempts, heartbeats and files along."""
 
 ROUND_S: Final = 300.0
 """After this the round ends, so that what comes after in it has its turn."""
 
-_REST: Final = 4.0
+_REST: Final = 9.0
 _BIG: Final = 10  # rows of one table alone go by so many batches at once
 
 

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import asyncpg
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -43,6 +44,34 @@ async def migrate(dsn: str) -> None:
         raise
     finally:
         await engine.dispose()
+
+
+async def revision_of(dsn: str) -> str | None:
+    """Return the schema that a database has; None if it has none. LedgerDownError if it can't be reached."""
+    with reaching():
+        connection = await asyncpg.connect(dsn, timeout=CONNECT_S, command_timeout=MIGRATE_S)
+        try:
+            if await connection.fetchval("SELECT to_regclass('alembic_version') IS NULL"):
+                return None
+            found: str | None = await connection.fetchval("SELECT version_num FROM alembic_version")
+            return found
+        finally:
+            await connection.close(timeout=CONNECT_S)
+
+
+def known_revisions() -> list[str]:
+    """Return every schema that this version knows, the newest first."""
+    return [one.revision for one in ScriptDirectory.from_config(config()).walk_revisions()]
+
+
+def missing_revisions(now: str | None) -> list[tuple[str, str]] | None:
+    """Return what `migrate` would do to a schema, in order: revision and its first line; None for a later version's."""
+    steps: list[tuple[str, str]] = []
+    for one in ScriptDirectory.from_config(config()).walk_revisions():
+        if one.revision == now:
+            return steps[::-1]
+        steps.append((one.revision, (one.doc or "").partition("\n")[0]))
+    return steps[::-1] if now is None else None
 
 
 def _upgrade(connection: Connection) -> None:

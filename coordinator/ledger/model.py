@@ -70,6 +70,7 @@ class Job(NamedTuple):
     error: dict[str, Any] | None = None  # why it failed
     models: tuple[str, ...] = ()  # in order of preference, `model` among them; empty = there is no choice
     priority: int = 1  # shared.states.PRIORITY_RANK
+    epoch_floor: int = 0  # the next epoch is no lower: older ones may be known to agents from before a restore
     last: Attempt | None = None  # the attempt of `epoch`; None before the first claim
 
 

@@ -111,6 +111,7 @@ def job_of(row: Mapping[str, Any], last: Attempt | None) -> Job:
         error=row["error"],
         models=tuple(row["models"] or ()),
         priority=row["priority"],
+        epoch_floor=row["epoch_floor"],
         last=last,
     )
 

@@ -348,6 +348,18 @@ class AccessTokenTable(SQLModel, table=True):
     revoked_at: datetime | None = Field(sa_column=_may(_INSTANT))
 
 
+class RestoredTable(SQLModel, table=True):
+    """A restore of this ledger from a backup: what was granted between the two is not known here."""
+
+    __tablename__ = "restored"
+
+    epoch_floor: int = Field(
+        sa_column=Column(Integer, primary_key=True, nullable=False, autoincrement=False)
+    )  # no epoch below it is granted any more
+    at: datetime = Field(sa_column=_must(_INSTANT))
+    made_at: datetime = Field(sa_column=_must(_INSTANT))  # when the backup was
+
+
 class LaneTable(SQLModel, table=True):
     """A lane that has ever had a job."""
 

@@ -10,7 +10,7 @@ calls it, and writes what it says. Nothing else changes a job.
     pending              Withdraw           still the offer that was looked at     not offered
     pending              Relane             not offered, another of its models     waits in that model's lane
     any                  Claim              through another lane's delivery        denied `unknown`
-    pending              Claim              offered, due, not excluded, not spent  processing, epoch + 1
+    pending              Claim              offered, due, not excluded, not spent  processing, next epoch
     pending              Claim              worker excluded, or set aside          denied `elsewhere`
     processing           Claim              same worker, same delivery, lease on   Grant again, nothing changes
     processing           Claim              lease live                             denied `leased`
@@ -324,7 +324,7 @@ def _claim_pending(job: Job, c: Claim, now: datetime, policy: Policy) -> Decisio
     if c.worker in job.excluded or c.paused == "aside":
         return _not_here(job, c, DenyReason.ELSEWHERE, policy)
     attempt = Attempt(
-        epoch=job.epoch + 1,
+        epoch=max(job.epoch + 1, job.epoch_floor),
         number=job.attempt + 1,
         worker=c.worker,
         instance=c.instance,

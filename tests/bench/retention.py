@@ -31,7 +31,7 @@ async def measure(rig: Rig) -> list[Finding]:
 async def _claims(rig: Rig, keep_jobs_s: int) -> tuple[list[float], int, float]:
     """Return how long each claim took, how many jobs were trimmed meanwhile, and the seconds of it."""
     async with (
-        rig.coordinator(keep_jobs_s=keep_jobs_s, retention_s=1) as _,
+        rig.coordinator(keep_jobs_s=keep_jobs_s, retention_s=1, unclaimed_s=600) as _,
         rig.servers.open("agent:claimer") as bus,
     ):
         puppet = Puppet(bus, "claimer")

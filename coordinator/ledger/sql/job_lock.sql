@@ -11,6 +11,7 @@ WITH locked AS MATERIALIZED (
     ORDER BY id
     FOR UPDATE
 )
-SELECT tandem_now() AS now, locked.*
+SELECT
+    tandem_now() AS now, coalesce((SELECT max(restored.epoch_floor) FROM restored), 0) AS epoch_floor, locked.*
 FROM (VALUES (1)) AS one (n)
 LEFT JOIN locked ON true

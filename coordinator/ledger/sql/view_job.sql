@@ -21,5 +21,7 @@ SELECT
     a.settings, a.bytes, j.result, j.result_epoch, j.unpublished
 FROM job AS j
 LEFT JOIN attempt AS a ON a.job_id = j.id AND a.epoch = coalesce(j.result_epoch, j.epoch)
-LEFT JOIN attempt AS first_attempt ON first_attempt.job_id = j.id AND first_attempt.epoch = 1
+LEFT JOIN LATERAL (
+    SELECT f.claimed_at FROM attempt AS f WHERE f.job_id = j.id ORDER BY f.epoch LIMIT 1
+) AS first_attempt ON true
 WHERE j.id = $1 AND ($2::text IS NULL OR j.source = $2)

@@ -1,4 +1,4 @@
-"""Who may join, and who may ask: invitations of workers, tokens. What is trimmed by age is found by indexes."""
+"""Who may join, and who may ask: invitations of workers, tokens, restores. What is old is found by indexes."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -37,6 +37,12 @@ def upgrade() -> None:
         sa.CheckConstraint("role IN ('admin', 'publisher', 'viewer')", name="access_token_role_known"),
     )
     op.create_index("access_token_digest", "access_token", ["digest"], unique=True)
+    op.create_table(
+        "restored",
+        sa.Column("epoch_floor", sa.Integer(), primary_key=True, nullable=False, autoincrement=False),
+        sa.Column("at", _INSTANT, nullable=False),
+        sa.Column("made_at", _INSTANT, nullable=False),
+    )
     op.add_column("artifact", sa.Column("trimmed_at", _INSTANT, nullable=True))
     settled = "finished_at IS NOT NULL AND state <> 'awaiting_review' AND NOT unpublished"
     op.create_index("job_settled", "job", ["finished_at", "id"], postgresql_where=sa.text(settled))
@@ -52,5 +58,6 @@ def downgrade() -> None:
     op.drop_index("artifact_kept", table_name="artifact")
     op.drop_index("job_settled", table_name="job")
     op.drop_column("artifact", "trimmed_at")
+    op.drop_table("restored")
     op.drop_table("access_token")
     op.drop_table("invitation")

@@ -1,0 +1,220 @@
+"""The file of a backup: a plain tar, readable with any tar, whose members are checked one by one when they come back.
+
+    manifest.json                what this is: version, schema, time, and the SHA-256 of every member but the artifacts
+    ledger.dump                  pg_dump's custom format
+    settings/...                 identities, secrets, tokens, configuration: as they lay in their folders
+    artifacts/sha256/ab/cdef...  contents, named by their SHA-256
+
+Whoever has it has everything: it is written for its owner alone (0600). Called by `backup.py`.
+"""
+
+import hashlib
+import io
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Final
+
+import orjson
+
+from shared.errors import ConfigurationError, TandemError
+from shared.private_file import sync_folder
+
+FORMAT: Final = 1
+DUMP: Final = "ledger.dump"
+SETTINGS: Final = "settings/"
+ARTIFACTS: Final = "artifacts/sha256/"
+_MANIFEST: Final = "manifest.json"
+_MOST_MANIFEST_BYTES: Final = 64 * 1024 * 1024
+_CHUNK: Final = 1024 * 1024
+_CONTENT = re.compile(rf"{ARTIFACTS}[0-9a-f]{{2}}/[0-9a-f]{{62}}")
+_SETTING = re.compile(rf"{SETTINGS}[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
+
+
+class BrokenBackupError(TandemError):
+    """The file is no backup of Tandem's, or not whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a backup says of itself."""
+
+    format: int
+    tandem: str  # version that made it
+    schema: str  # of the ledger
+    made_at: datetime
+    jobs: int
+    artifacts: int | None  # contents in it; None: they lie in a bucket of their own
+    sha256: Mapping[str, str] = field(default_factory=dict)  # by member
+
+
+@contextmanager
+def new_backup(path: Path) -> Iterator["Packer"]:
+    """Write a file that is there whole or not at all; ConfigurationError if there is one already."""
+    if path.exists():
+        msg = f"{path} is there already: a backup is never overwritten"
+        raise ConfigurationError(msg)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        msg = f"{path}: {error.strerror}"
+        raise ConfigurationError(msg) from None
+    try:
+        with os.fdopen(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            yield Packer(tar)
+            tar.close()
+            raw.flush()
+            os.fsync(raw.fileno())
+        part.rename(path)
+        sync_folder(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class Packer:
+    """Adds members: the manifest first, then what it names, then the artifacts."""
+
+    def __init__(self, tar: tarfile.TarFile) -> None:
+        self._tar = tar
+
+    def manifest(self, manifest: Manifest) -> None:
+        """Add the manifest."""
+        body = orjson.dumps(asdict(manifest), option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z)
+        info = tarfile.TarInfo(_MANIFEST)
+        info.size, info.mode = len(body), 0o600
+        self._tar.addfile(info, io.BytesIO(body))
+
+    def file(self, name: str, path: Path) -> None:
+        """Add a file."""
+        with path.open("rb") as source:
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = os.fstat(source.fileno()).st_size, 0o600
+            self._tar.addfile(info, source)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator["Unpacker"]:
+    """Read a backup; BrokenBackupError if it is none, or of a later format."""
+    try:
+        with tarfile.open(path, "r:") as tar:
+            yield Unpacker(tar)
+    except (tarfile.TarError, EOFError) as error:
+        msg = f"{path}: not a whole backup: {error}"
+        raise BrokenBackupError(msg) from None
+    except FileNotFoundError as error:
+        if error.filename != str(path):
+            raise
+        msg = f"no such file: {path}"
+        raise ConfigurationError(msg) from None
+
+
+class Unpacker:
+    """Gives the members back, each checked: its name is one of ours, its content what the manifest says."""
+
+    def __init__(self, tar: tarfile.TarFile) -> None:
+        self._tar = tar
+        first = tar.next()
+        if first is None or first.name != _MANIFEST or first.size > _MOST_MANIFEST_BYTES:
+            msg = "this is no backup of tandem: it does not begin with manifest.json"
+            raise BrokenBackupError(msg)
+        self.manifest = _manifest(self._stream(first).read())
+
+    def unpack(self, where: Mapping[str, Path | None]) -> list[str]:
+        """Write every member to where its prefix says (None: left out), durable; return the names of the contents.
+
+        BrokenBackupError for anything that is not as the manifest says: nothing of it should be used then.
+        """
+        contents: list[str] = []
+        missing = set(self.manifest.sha256)
+        while (member := self._tar.next()) is not None:
+            if not member.isfile() or not _is_ours(member.name):
+                msg = f"a backup does not have {member.name!r} in it"
+                raise BrokenBackupError(msg)
+            is_content = member.name.startswith(ARTIFACTS)
+            expected = member.name.removeprefix(ARTIFACTS).replace("/", "") if is_content else None
+            if not is_content:
+                expected = self.manifest.sha256.get(member.name)
+                missing.discard(member.name)
+            prefix = next(one for one in (DUMP, SETTINGS, ARTIFACTS) if member.name.startswith(one))
+            target = where[prefix]
+            path = target / member.name.removeprefix(prefix) if target and prefix != DUMP else target
+            if self._copied(member, path) != expected:
+                msg = f"{member.name} is not what was backed up"
+                raise BrokenBackupError(msg)
+            if is_content:
+                contents.append(str(expected))
+        if missing or (self.manifest.artifacts is not None and len(contents) != self.manifest.artifacts):
+            msg = f"the backup is cut off: {', '.join(sorted(missing)) or 'artifacts'} missing"
+            raise BrokenBackupError(msg)
+        return contents
+
+    def _copied(self, member: tarfile.TarInfo, path: Path | None) -> str:
+        """Write a member; return its SHA-256."""
+        digest, source = hashlib.sha256(), self._stream(member)
+        if path is None:
+            while chunk := source.read(_CHUNK):
+                digest.update(chunk)
+            return digest.hexdigest()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as target:
+            while chunk := source.read(_CHUNK):
+                digest.update(chunk)
+                target.write(chunk)
+            target.flush()
+            os.fsync(target.fileno())
+        return digest.hexdigest()
+
+    def _stream(self, member: tarfile.TarInfo) -> IO[bytes]:
+        found = self._tar.extractfile(member)
+        if found is None:
+            msg = f"{member.name} is no file"
+            raise BrokenBackupError(msg)
+        return found
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def contents_in(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the contents of an artifact folder: the member's name, and where it lies."""
+    for path in sorted((folder / "sha256").glob("??/*")):
+        name = f"{ARTIFACTS}{path.parent.name}/{path.name}"
+        if _CONTENT.fullmatch(name):
+            yield name, path
+
+
+def settings_in(prefix: str, path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield a file, or the files of a folder, as members under `settings/`; what is no plain name is left out."""
+    for one in [path] if path.is_file() else sorted(path.rglob("*")):
+        below = "" if one == path else f"/{one.relative_to(path).as_posix()}"
+        name = f"{SETTINGS}{prefix}{below}"
+        if one.is_file() and not one.is_symlink() and _SETTING.fullmatch(name):
+            yield name, one
+
+
+def _is_ours(name: str) -> bool:
+    return name == DUMP or bool(_CONTENT.fullmatch(name) or _SETTING.fullmatch(name))
+
+
+def _manifest(body: bytes) -> Manifest:
+    try:
+        said: dict[str, Any] = orjson.loads(body)
+        made_at = datetime.fromisoformat(said.pop("made_at")).astimezone(UTC)
+        manifest = Manifest(made_at=made_at, **said)
+    except (ValueError, KeyError, TypeError) as error:
+        msg = f"manifest.json can't be read: {error}"
+        raise BrokenBackupError(msg) from None
+    if manifest.format != FORMAT:
+        msg = f"format {manifest.format} is not known to this version: restore with tandem {manifest.tandem}"
+        raise BrokenBackupError(msg)
+    return manifest

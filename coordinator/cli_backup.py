@@ -1,0 +1,107 @@
+"""`tandem backup`, `tandem restore`."""
+# ruff: noqa: PLC0415 - they need the servers' insides; the other commands don't
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+import uvloop
+
+from coordinator import cli_show
+from coordinator.cli_where import DEFAULT_DATA, Data, Json, connection_of
+from shared import log
+from shared.errors import ConfigurationError, UnreachableError
+
+if TYPE_CHECKING:
+    from coordinator.backup import Restored
+    from coordinator.backup_files import Manifest
+
+Config = Annotated[Path | None, typer.Option("--config", help="Settings of a coordinator with servers of its own.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (backup, restore):
+        app.command()(command)
+
+
+def backup(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Not there yet; else tandem-<date>.tar here.")
+    ] = None,
+    data: Data = None,
+    config: Config = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Write ledger, artifacts and settings to one file, while everything goes on. It holds every secret: keep it so."""
+    from coordinator import backup as work
+    from coordinator.cli_serve import settings_in
+
+    log.configure(json=False, level="error")
+    path = (file or Path(f"tandem-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar")).expanduser().resolve()
+    folder = (data or DEFAULT_DATA).expanduser().resolve()
+
+    async def run() -> "Manifest":
+        if config is not None:
+            return await work.back_up(work.place_of_settings(settings_in(config), config), path)
+        async with work.place_of_folder(folder, lambda: _running_dsn(folder)) as place:
+            return await work.back_up(place, path)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        manifest = runner.run(run())
+    if json:
+        typer.echo(cli_show.as_json({"file": str(path), "jobs": manifest.jobs, "artifacts": manifest.artifacts}))
+        return
+    files = "its artifacts are in their bucket" if manifest.artifacts is None else f"{manifest.artifacts} artifacts"
+    typer.echo(f"{path}: {manifest.jobs} jobs, {files}, {path.stat().st_size / 1e6:.1f} MB")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="As `tandem backup` wrote it.")],
+    data: Annotated[Path | None, typer.Option("--data", help="A new folder, for `tandem up`.")] = None,
+    config: Config = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Fill a new folder, or empty servers (--config), from a backup. Nothing is ever overwritten."""
+    from coordinator import backup as work
+    from coordinator.cli_serve import settings_in
+
+    log.configure(json=False, level="error")
+    if (data is None) == (config is None):
+        msg = "restore where? give --data with a new folder, or --config with the settings of empty servers"
+        raise ConfigurationError(msg)
+    path = file.expanduser().resolve()
+
+    async def run() -> "Restored":
+        if data is not None:
+            return await work.restore_folder(path, data.expanduser().resolve())
+        return await work.restore_servers(path, settings_in(config))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(run())
+    if json:
+        told = {"jobs": found.jobs, "live": found.live, "artifacts": found.artifacts, "epoch_floor": found.epoch_floor}
+        typer.echo(cli_show.as_json({**told, "made_at": found.manifest.made_at}))
+        return
+    typer.echo(
+        f"restored as of {found.manifest.made_at:%Y-%m-%d %H:%M:%S} UTC: {found.jobs} jobs ({found.live} wait or run),"
+        f" {found.artifacts} artifacts\n"
+        f"what was granted since is refused, and done again with epochs from {found.epoch_floor} on\n"
+        "revoke again what was revoked since: tokens, workers\n"
+        + (
+            f"next: tandem up --data {data}"
+            if data is not None
+            else "next: start NATS with an empty store, then tandem"
+        )
+    )
+
+
+def _running_dsn(folder: Path) -> str | None:
+    try:
+        return str(connection_of(folder)["postgres"])
+    except UnreachableError:
+        return None
