@@ -18,8 +18,9 @@ OTHERS = ("agent:book", "publisher:shop")
 
 _API = (
     "INFO", "STREAM.NAMES", "STREAM.LIST", "STREAM.INFO.WORK", "STREAM.CREATE.X", "STREAM.UPDATE.WORK",
-    "STREAM.DELETE.WORK", "STREAM.PURGE.WORK", "STREAM.SNAPSHOT.WORK", "STREAM.RESTORE.X", "STREAM.MSG.GET.WORK", "STREAM.MSG.DELETE.WORK",
-    "STREAM.MSG.DELETE.SUBMIT", "STREAM.MSG.DELETE.RESULTS", "STREAM.PEER.REMOVE.WORK", "STREAM.LEADER.STEPDOWN.WORK",
+    "STREAM.DELETE.WORK", "STREAM.PURGE.WORK", "STREAM.SNAPSHOT.WORK", "STREAM.RESTORE.X", "STREAM.MSG.GET.WORK",
+    "STREAM.MSG.DELETE.WORK", "STREAM.MSG.DELETE.SUBMIT", "STREAM.MSG.DELETE.RESULTS", "STREAM.PEER.REMOVE.WORK",
+    "STREAM.LEADER.STEPDOWN.WORK",
     "DIRECT.GET.WORK", "CONSUMER.NAMES.WORK", "CONSUMER.LIST.WORK", "CONSUMER.INFO.WORK.article--any",
     "CONSUMER.CREATE.WORK.x.tandem.work.a.any.*", "CONSUMER.CREATE.X.y", "CONSUMER.DELETE.WORK.article--any",
     "CONSUMER.PAUSE.WORK.article--any", "CONSUMER.RESET.WORK.article--any", "CONSUMER.LEADER.STEPDOWN.WORK.a",
@@ -39,8 +40,9 @@ SAID = (
 )  # fmt: skip
 HEARD = (
     ">", "*", "tandem.>", "tandem.submit.*", "tandem.work.>", "tandem.result.>", "tandem.result.cms.>",
-    "tandem.event.>", "tandem.control.*", "tandem.control.mini", "tandem.control.book", "tandem.claim.*", "tandem.claim.mini",
-    "tandem.lease.*", "tandem.presence.*", "tandem.report.>", "tandem.report.mini.*", "_INBOX.>", "_INBOX.mini.>",
+    "tandem.event.>", "tandem.control.*", "tandem.control.mini", "tandem.control.book", "tandem.claim.*",
+    "tandem.claim.mini", "tandem.lease.*", "tandem.presence.*", "tandem.report.>", "tandem.report.mini.*",
+    "_INBOX.>", "_INBOX.mini.>",
     "_INBOX.book.>", "_INBOX.cms.>", "_INBOX.shop.>", "_INBOX.coordinator.>", "_INBOX.provisioner.>",
     "_INBOX.watcher.>", "_R_.>", "$JS.ACK.>", "$JS.ACK.WORK.>", "$JS.API.>", "JSJ.API.>", "$JS.EVENT.>", "$SYS.>",
     "$SYS.ACCOUNT.AGENTS.DISCONNECT", "$SYS.ACCOUNT.AGENTS.CONNECT", "$SYS.ACCOUNT.JOBS.DISCONNECT",
