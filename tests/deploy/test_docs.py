@@ -1,0 +1,181 @@
+"""What the pages say can be done: their commands exist with these options, their files and tests are there, and run.
+
+Blocks of shell are marked: `run` is carried out below, on a VPS of the test's own; `system` and `mac` need systemd, a
+package manager or macOS, and are read by a shell and by our command lines without being run.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.core import TyperGroup
+
+from agent.cli import app as agent_app
+from coordinator.cli import app as tandem_app
+from tests.support.processes import clean_environment
+from tests.support.vps import AGENT, Vps, env_file, vps
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MINE = [ROOT / "deploy" / "README.md", ROOT / "docs" / "operations.md"]
+BLOCK = re.compile(r"^```sh (\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+PROGRAMS = {"tandem": tandem_app, "tandem-agent": agent_app}
+BIN = Path(sys.executable).parent
+UsageError = typer.BadParameter.__mro__[1]
+"""Typer brings its own click."""
+
+HERE = {"TANDEM_PUBLIC_URL": "", "TANDEM_NATS_PUBLIC_URL": "tls://localhost"}
+"""What the doctor is told where no Caddy runs."""
+
+JOB = "018f7d3e-5a5c-7000-8000-000000000002"
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Yield each command of ours in a page's blocks: fenced, or indented by four spaces."""
+    fenced = [line for _, block in BLOCK.findall(text) for line in block.splitlines()]
+    indented = [line for line in text.splitlines() if line.startswith("    ")]
+    for line in [*fenced, *indented]:
+        words = shlex.split(line.strip(), comments=True) if line.count("'") % 2 == 0 else []
+        for number, word in enumerate(words):
+            before = words[:number]
+            named = word.removeprefix("/opt/tandem/bin/")
+            if named in PROGRAMS and before[-1:] != ["-u"] and all(is_prefix(one) for one in before):
+                yield [named, *words[number + 1 :]]
+                break
+
+
+def is_prefix(word: str) -> bool:
+    """Whether a word may stand before a command: sudo and docker, their options, and variables."""
+    known = ("sudo", "-u", "tandem", "docker", "compose", "exec", "coordinator", "run", "--rm")
+    return word in known or bool(re.fullmatch(r"[A-Z_]+=\S*", word))
+
+
+def parsed(words: list[str]) -> None:
+    """Read a command as its program would, without carrying it out; UsageError if it would refuse it."""
+    command: Any = typer.main.get_command(PROGRAMS[words[0]])
+    name, rest, context = words[0], words[1:], None
+    while True:
+        context = command.make_context(name, list(rest), parent=context)
+        if not isinstance(command, TyperGroup):
+            context.close()  # files that are arguments were opened
+            return
+        left = [*context._protected_args, *context.args]
+        if not left:
+            return
+        name, command, rest = command.resolve_command(context, left)
+
+
+SHOWN = [
+    pytest.param(words, id=f"{page.parent.name}/{page.name}: {' '.join(words)[:70]}")
+    for page in PAGES
+    for words in commands(page.read_text())
+    if not any(word in ("…", "...") or word.startswith(("[", "|")) for word in words)
+]
+
+
+@pytest.mark.parametrize("words", SHOWN)
+def test_a_command_that_is_shown_is_understood(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "event.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("TANDEM_")]:
+        monkeypatch.delenv(name)
+    until = next((n for n, word in enumerate(words) if word in ("|", ">", "&&", ";")), len(words))
+    parsed([JOB if word == "ID" else word for word in words[:until]])
+
+
+def test_the_reading_refuses_what_the_program_would() -> None:
+    assert len(SHOWN) > 60
+    with pytest.raises(UsageError):
+        parsed(["tandem", "jobs", "--no-such-option"])
+    with pytest.raises(UsageError):
+        parsed(["tandem", "workers", "no-such-command"])
+
+
+@pytest.mark.parametrize("page", MINE, ids=lambda page: page.name)
+def test_a_shell_can_read_every_block(page: Path) -> None:
+    blocks = BLOCK.findall(page.read_text())
+    assert blocks
+    assert {kind for kind, _ in blocks} <= {"run", "system", "mac"}
+    for _, block in blocks:
+        said = subprocess.run(["bash", "-n"], input=block.encode(), capture_output=True, check=False, timeout=20)
+        assert said.returncode == 0, said.stderr.decode() + block
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_the_files_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text()
+    linked = [one for one in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if "://" not in one]
+    named = re.findall(r"`((?:agent|coordinator|shared|tests|deploy|docs)/[\w./-]+\.\w+)(?:::\w+)?`", text)
+    missing = [one for one in linked if not (page.parent / one).exists()]
+    missing += [one for one in named if not (ROOT / one).exists()]
+    assert missing == []
+
+
+def test_the_tests_that_security_names_are_there() -> None:
+    named = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "security.md").read_text()))
+    assert len(named) > 25
+    gone = [
+        f"{path}::{name}"
+        for path, name in sorted(named)
+        if not re.search(rf"^(async )?def {name}\b", (ROOT / path).read_text(), re.MULTILINE)
+    ]
+    assert gone == []
+
+
+async def test_the_fifteen_minutes_of_the_readme(tmp_path: Path, ledger_dsn: str) -> None:
+    """Every `run` block of deploy/README.md, in order, as it stands but for folder, host, ports and the line."""
+    blocks = [block for kind, block in BLOCK.findall((ROOT / "deploy" / "README.md").read_text()) if kind == "run"]
+    async with vps(tmp_path, ledger_dsn) as this:
+        await this.nats()
+        url = f"http://127.0.0.1:{this.http_port}"
+        await this.coordinator(TANDEM_PUBLIC_URL=url)
+        said: list[str] = []
+        for block in blocks:
+            lines = [line for line in "\n".join(said).splitlines() if line.startswith("tandem-agent join '")]
+            text = local(block, this, lines[0].split("'")[1] if lines else "LINE")
+            extra = HERE if "doctor" in block else {}
+            done = shell(text, extra, tmp_path, env_file(this.folder / "admin.env"), url)
+            said.append(done)
+            if "tandem-agent join" in block:
+                this.run("mini", [*AGENT, "run", "--config", str(tmp_path / ".config/tandem-agent/agent.toml")])
+        assert "is there" in said[0]  # what `vps` had made by the same command
+        assert "ok     coordinator: " in said[1]
+        assert len(re.findall(r"^tandem-agent join '", said[2], re.MULTILINE)) == 2
+        assert "joined" in said[3]
+        assert "mini" in said[4]
+        assert re.search(r"completed .*mini|mini.*completed", said[4].replace("\n", " "))
+
+
+def local(block: str, this: Vps, line: str) -> str:
+    """Return a block for this machine: no sudo, the test's folder, its host and ports, a sketching Mac."""
+    changes = {
+        "sudo -u tandem ": "",
+        "/var/lib/tandem": str(this.folder),
+        "vps.example.org": "localhost",
+        "'LINE'": f"'{line}' --executor sketch --yes",
+    }
+    for old, new in changes.items():
+        block = block.replace(old, new)
+    return block
+
+
+def shell(text: str, extra: dict[str, str], home: Path, admin: dict[str, str], url: str) -> str:
+    """Run a block as a person would, who has read admin.env; return all that it printed."""
+    environment = clean_environment() | {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(home), "COLUMNS": "200"}
+    environment |= {"TANDEM_TOKEN": admin["TANDEM_TOKEN"], "TANDEM_URL": url} | extra
+    text = text.replace("set +a", f"set +a; export TANDEM_URL={url}")
+    done = subprocess.run(
+        ["bash", "-e", "-c", text], env=environment, capture_output=True, check=False, timeout=120, cwd=home
+    )
+    output = done.stdout.decode() + done.stderr.decode()
+    assert done.returncode == 0, f"{text}\n{output}"
+    return output
