@@ -72,8 +72,15 @@ def join(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting as in the file: rank=1 (repeatable).")
     ] = None,
+    hours: Annotated[
+        list[str] | None, typer.Option("--hours", help="When it works: 'mon-fri 22:00-07:00' (repeatable).")
+    ] = None,
+    battery_above: Annotated[
+        int | None, typer.Option("--battery-above", min=0, max=99, help="On battery only above so many per cent.")
+    ] = None,
     ca_file: Annotated[Path | None, typer.Option("--ca-file", help="To trust for the line's address (PEM).")] = None,
     *,
+    on_mains: Annotated[bool, typer.Option("--on-mains", help="Not on battery.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
 ) -> None:
     """Make this machine a worker: its key, and its settings after asking (or by flags)."""
@@ -81,7 +88,9 @@ def join(
     asks = not yes and line != "-" and sys.stdin.isatty()
     try:
         told = parse_line(sys.stdin.readline() if line == "-" else line)
-        written = _join(told, folder.expanduser(), executor or [], set_ or [], ca_file, asks=asks)
+        given = _given(set_ or [])
+        _merge(given, _rules(hours, battery_above, on_mains=on_mains))
+        written = _join(told, folder.expanduser(), executor or [], given, ca_file, asks=asks)
     except (ConfigurationError, ValueError) as error:
         typer.echo(f"tandem-agent: {error}", err=True)
         raise typer.Exit(2) from None
@@ -95,15 +104,23 @@ def join(
 
 
 def _join(
-    line: JoinLine, folder: Path, executors: Sequence[str], given: Sequence[str], ca_file: Path | None, *, asks: bool
+    line: JoinLine,
+    folder: Path,
+    executors: Sequence[str],
+    given: Mapping[str, Any],
+    ca_file: Path | None,
+    *,
+    asks: bool,
 ) -> Path:
     """Join, and return where the settings are. Whatever can be wrong here is looked at before the line is used."""
     _own(folder)
     path, seed_path = folder / _SETTINGS, folder / f"{line.worker}.seed"
     table = _table_of(path)
-    _merge(table, _given(given))
+    _merge(table, given)
     table |= {"worker": line.worker, "seed_file": str(seed_path)}
     table["executors"] = _executors(table.get("executors", {}), executors, asks=asks)
+    if asks and "rules" not in table:
+        _merge(table, _asked_rules())
     load_executors(load_settings(None, table).executors)
     new_seed_path = seed_path.with_suffix(".seed.new")
     create_private(new_seed_path, f"{new_seed()}\n".encode())
@@ -190,6 +207,21 @@ def _executors(known: Mapping[str, Any], named: Sequence[str], *, asks: bool) ->
         msg = "no Ollama, LM Studio, llama.cpp or ComfyUI answers here: start one, or say which with --executor NAME"
         raise ConfigurationError(msg)
     return chosen
+
+
+def _rules(hours: Sequence[str] | None, battery_above: int | None, *, on_mains: bool) -> dict[str, Any]:
+    """Return the table of rules that flags ask for; without any, none."""
+    rules: dict[str, Any] = {"hours": list(hours)} if hours else {}
+    rules |= {"on_mains": True} if on_mains else {}
+    rules |= {"battery_above": battery_above} if battery_above is not None else {}
+    return {"rules": rules} if rules else {}
+
+
+def _asked_rules() -> dict[str, Any]:
+    """Ask a person when this machine shall work."""
+    hours = typer.prompt("When may it work? Like 22:00-07:00 or mon-fri 18:00-08:00; empty: always", default="")
+    on_mains = typer.confirm("Only on mains, never on battery?", default=False)
+    return _rules([hours] if hours.strip() else None, None, on_mains=on_mains)
 
 
 async def find_backends() -> dict[str, tuple[dict[str, Any], str]]:

@@ -72,9 +72,11 @@ class OurServer:
             await self._reload()
 
     async def _reload(self) -> None:
-        self.nats.reload()
         try:
+            self.nats.reload()
             await self.nats.reloaded()
+        except ProcessLookupError:
+            raise NotReloadedError("nats-server does not run") from None
         except TimeoutError:
             raise NotReloadedError("nats-server did not read its users; nats.log says why") from None
 

@@ -1,6 +1,7 @@
 """A Mac joins by one line, once; is nobody else; and is cut off at a word."""
 
 import asyncio
+import io
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from agent import join as agent_join
 from agent.join import to_toml
 from agent.settings import load_settings
 from coordinator.nats_users import NotReloadedError, OwnServer
@@ -25,6 +27,8 @@ from shared.client import Client
 from shared.joining import invitation_id, invitation_key, line_of, parse_line, seal
 from shared.nkey import new_seed, public_key
 from shared.states import JobState
+from tests.support.fake_ollama import FakeOllama
+from tests.support.fake_server import running as serving
 from tests.support.processes import UpProcess, clean_environment, tandem, tandem_up
 from tests.support.servers import QUICK_S, own_servers
 from tests.support.world import eventually_async
@@ -242,6 +246,35 @@ async def test_wrong_settings_leave_the_line_good(up: UpProcess, tmp_path: Path,
     assert (status, said in out) == (2, True), out
     assert (await join(line, tmp_path, "--executor", "sketch"))[0] == 0
     await tandem("workers", "revoke", "careful", "--data", str(up.data))
+
+
+async def test_hours_and_power_are_settings_that_flags_write(up: UpProcess, tmp_path: Path) -> None:
+    line = await invite(up, "nightly")
+    status, said = await join(line, tmp_path, "--executor", "sketch", "--hours", "22:00-25:00")
+    assert (status, "rules.hours" in said) == (2, True), said
+    flags = ("--hours", "mon-fri 22:00-07:00", "--hours", "sat,sun", "--on-mains", "--battery-above", "40")
+
+    status, said = await join(line, tmp_path, "--executor", "sketch", *flags)
+
+    assert status == 0, said
+    rules = load_settings(tmp_path / "agent.toml").rules
+    assert rules.hours == ("mon-fri 22:00-07:00", "sat,sun")
+    assert (rules.on_mains, rules.battery_above) == (True, 40)
+
+
+async def test_a_person_is_asked_which_backends_and_when(
+    up: UpProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal; here its answers come from a pipe."""
+    async with serving(FakeOllama()) as ollama:
+        monkeypatch.setattr(agent_join, "_BACKENDS", (("ollama", {"url": ollama.url}, "Ollama"),))
+        monkeypatch.setattr("sys.stdin", io.StringIO("y\n22:00-07:00\ny\n"))
+        line = parse_line(await invite(up, "asked"))
+        await asyncio.to_thread(agent_join._join, line, tmp_path, [], {}, None, asks=True)
+
+    table = tomllib.loads((tmp_path / "agent.toml").read_text())
+    assert table["executors"] == {"ollama": {"url": ollama.url}}
+    assert table["rules"] == {"hours": ["22:00-07:00"], "on_mains": True}
 
 
 async def test_only_an_administrator_invites_and_revokes(up: UpProcess) -> None:
