@@ -6,6 +6,7 @@
     DIR/nats-server.conf     what nats-server runs: includes nats.conf and identities/
     DIR/tls/                 the certificate of NATS and the authority that signed it
     DIR/systemd/, Caddyfile  to be copied where systemd and Caddy look
+    DIR/backups/             where the units put one every night
 
 Nothing that is there is ever overwritten: secrets stay, and a file that this version would write otherwise is left,
 with the other version beside it (`NAME.new`). All files are their owner's alone (0600). Called by `cli_init.py`.
@@ -31,7 +32,7 @@ ANSWERS: Final = "init.json"
 POSTGRES: Final = "postgresql://tandem@/tandem?host=/var/run/postgresql"
 """Debian's Postgres on the same machine: its socket, and the system's user for a password."""
 
-_UNITS: Final = ("tandem-nats.service", "tandem-coordinator.service")
+_UNITS: Final = ("tandem-nats.service", "tandem-coordinator.service", "tandem-backup.service", "tandem-backup.timer")
 _HOST = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _PATH = re.compile(r"/[A-Za-z0-9._/@+-]*")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -88,7 +89,8 @@ def initialise(folder: Path, answers: Answers, programs: Programs, postgres: str
         "Caddyfile": _filled("Caddyfile", folder, answers, programs),
         **{f"systemd/{name}": _filled(f"systemd/{name}", folder, answers, programs) for name in _UNITS},
     }
-    (folder / "systemd").mkdir(mode=0o700, exist_ok=True)
+    for name in ("systemd", "backups"):
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
     return {name: _write(folder / name, text) for name, text in files.items()}
 
 

@@ -179,3 +179,10 @@ def shell(text: str, extra: dict[str, str], home: Path, admin: dict[str, str], u
     output = done.stdout.decode() + done.stderr.decode()
     assert done.returncode == 0, f"{text}\n{output}"
     return output
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_the_targets_that_a_page_names_are_in_the_makefile(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"(?:^    |`)make (?:[A-Z]+=\S+ )?([a-z-]+)", page.read_text(), re.MULTILINE)
+    assert [target for target in named if target not in targets] == []

@@ -1,12 +1,17 @@
 """`tandem init` makes a VPS's configuration: fresh secrets, nothing overwritten, and all of it works together."""
 
+import asyncio
+import ipaddress
 import json
+import os
+import shlex
 import ssl
 import tomllib
 from pathlib import Path
 
 import aiohttp
 import asyncpg
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -14,13 +19,14 @@ from coordinator.cli import app, explain
 from coordinator.settings import CoordinatorSettings
 from shared.bus import Bus, BusDown
 from shared.states import JobState
+from tests.support.processes import clean_environment
 from tests.support.servers import QUICK_S
-from tests.support.vps import AGENT, CADDY, READY_S, Vps, private, vps
+from tests.support.vps import AGENT, CADDY, READY_S, Vps, private, unit_of, vps
 from tests.support.world import eventually_async
 
 WRITTEN = [
-    "Caddyfile", "admin.env", "nats-server.conf", "nats.conf", "systemd/tandem-coordinator.service",
-    "systemd/tandem-nats.service", "tandem.toml",
+    "Caddyfile", "admin.env", "nats-server.conf", "nats.conf", "systemd/tandem-backup.service",
+    "systemd/tandem-backup.timer", "systemd/tandem-coordinator.service", "systemd/tandem-nats.service", "tandem.toml",
 ]  # fmt: skip
 
 
@@ -176,6 +182,36 @@ async def test_nats_speaks_tls_only_and_its_certificate_is_the_authoritys(tmp_pa
                 else:
                     with pytest.raises(BusDown):
                         await bus.wait_connected(0.5)
+
+
+async def test_only_nats_with_tls_is_reached_from_outside(tmp_path: Path, ledger_dsn: str) -> None:
+    async with vps(tmp_path, ledger_dsn) as this:
+        programs = [await this.nats(), await this.coordinator()]
+        heard = {
+            (one.laddr.port, ipaddress.ip_address(one.laddr.ip).is_loopback)
+            for program in programs
+            for one in psutil.Process(program.pid).net_connections("inet")
+            if one.status == psutil.CONN_LISTEN
+        }
+        assert heard == {(this.nats_port, False), (this.websocket_port, True), (this.http_port, True)}
+
+
+async def test_the_backup_of_the_unit_is_made_where_it_says(tmp_path: Path, ledger_dsn: str) -> None:
+    async with vps(tmp_path, ledger_dsn) as this:
+        await this.nats()
+        await this.coordinator()
+        unit = unit_of(this.folder / "systemd" / "tandem-backup.service")["Service"]
+        old = Path(unit["WorkingDirectory"]) / "tandem-20200101-000000.tar"
+        old.write_text("")
+        os.utime(old, (0, 0))
+        for command in (unit["ExecStart"], unit["ExecStartPost"]):
+            process = await asyncio.create_subprocess_exec(
+                *shlex.split(command), cwd=unit["WorkingDirectory"], env=clean_environment()
+            )
+            async with asyncio.timeout(READY_S):
+                assert await process.wait() == 0
+        (made,) = (this.folder / "backups").iterdir()
+        assert private(made)
 
 
 async def test_coordinator_and_agent_work_on_what_was_written(tmp_path: Path, ledger_dsn: str) -> None:
