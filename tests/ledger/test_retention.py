@@ -141,7 +141,7 @@ async def test_nobody_waits_for_a_batch_that_takes_long(desk: Desk) -> None:
 
 
 async def test_a_round_goes_in_batches_and_rests_between_them(desk: Desk, ledger_dsn: str) -> None:
-    await fill(ledger_dsn, settled=2 * BATCH + 50, pending=3)
+    await fill(ledger_dsn, settled=2 * BATCH + BATCH // 2, pending=3)
     await set_clock_offset(desk.pool, 10 * DAY_S)
     rests: list[float] = []
 
@@ -151,7 +151,7 @@ async def test_a_round_goes_in_batches_and_rests_between_them(desk: Desk, ledger
     retention = Retention(KeptRows(desk.pool), AGES, pause=rest)
     await retention.once()
 
-    assert (len(await left(desk)), retention.trimmed["jobs"]) == (3, 2 * BATCH + 50)
+    assert (len(await left(desk)), retention.trimmed["jobs"]) == (3, 2 * BATCH + BATCH // 2)
     assert len(rests) == 2
     assert all(seconds > 0 for seconds in rests)
 
