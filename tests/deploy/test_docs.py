@@ -4,6 +4,7 @@ Blocks of shell are marked: `run` is carried out below, on a VPS of the test's o
 package manager or macOS, and are read by a shell and by our command lines without being run.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -28,7 +29,8 @@ MINE = [ROOT / "deploy" / "README.md", ROOT / "docs" / "operations.md"]
 BLOCK = re.compile(r"^```sh (\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PROGRAMS = {"tandem": tandem_app, "tandem-agent": agent_app}
 BIN = Path(sys.executable).parent
-UsageError = typer.BadParameter.__mro__[1]
+UsageError: Any = typer.BadParameter.__mro__[1]
+MissingParameter: Any = next(one for one in typer.BadParameter.__subclasses__() if one.__name__ == "MissingParameter")
 """Typer brings its own click."""
 
 HERE = {"TANDEM_PUBLIC_URL": "", "TANDEM_NATS_PUBLIC_URL": "tls://localhost"}
@@ -90,6 +92,20 @@ def test_a_command_that_is_shown_is_understood(
         monkeypatch.delenv(name)
     until = next((n for n, word in enumerate(words) if word in ("|", ">", "&&", ";")), len(words))
     parsed([JOB if word == "ID" else word for word in words[:until]])
+
+
+NAMED = [
+    pytest.param(shlex.split(span), id=f"{page.parent.name}/{page.name}: {span}")
+    for page in PAGES
+    for span in sorted(set(re.findall(r"`(tandem(?:-agent)? [^`|<…]+)`", page.read_text().replace("\n", " "))))
+]
+
+
+@pytest.mark.parametrize("words", NAMED)
+def test_a_command_that_a_sentence_names_is_there(words: list[str]) -> None:
+    """Its arguments may be left out."""
+    with contextlib.suppress(MissingParameter):
+        parsed(words)
 
 
 def test_the_reading_refuses_what_the_program_would() -> None:
