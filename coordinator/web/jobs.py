@@ -120,7 +120,7 @@ async def _order(request: web.Request, action: str) -> ActionBody:
     """Read the body of an action; none is one that says nothing."""
     body = await _body(request, _MOST_ORDER_BYTES)
     try:
-        return BODIES.get(action, ActionBody).model_validate_json(body if body.strip() else b"{}")
+        return BODIES.get(action, ActionBody).model_validate_json(body or b"{}")
     except ValidationError as error:
         raise BadMessageError("invalid", faults_of(error)) from None
 
