@@ -7,17 +7,16 @@ Each imports them only when it runs, so that the others work without the extras.
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
-import uvloop
 from pydantic import SecretStr
 
-from coordinator.cli_where import DEFAULT_DATA, Data, Json, connection_of
+from coordinator.cli_where import DEFAULT_DATA, Data, Json, connection_of, run
 from coordinator.up_folder import AUDIT
 from shared import log
 from shared.errors import ConfigurationError
@@ -25,8 +24,6 @@ from shared.errors import ConfigurationError
 if TYPE_CHECKING:
     from coordinator.settings import CoordinatorSettings
     from coordinator.up import Up
-
-_T = TypeVar("_T")
 
 JsonLog = Annotated[bool, typer.Option("--json-log", help="Log JSON lines.")]
 Config = Annotated[Path | None, typer.Option("--config", help="The coordinator's settings in TOML.")]
@@ -70,7 +67,7 @@ def up(
         if stops.stop.is_set():
             typer.echo("stopped", err=True)
 
-    _run(work())
+    run(work())
 
 
 def demo(
@@ -90,7 +87,7 @@ def demo(
                 return await run_demo(data, plain=plain, real=real)
         return False
 
-    if not _run(work()):
+    if not run(work()):
         if stops.stop.is_set():
             typer.echo("tandem: interrupted", err=True)
         raise typer.Exit(1)
@@ -119,7 +116,7 @@ def coordinator(
                 stops.ready()
                 await stops.stop.wait()
 
-    _run(work())
+    run(work())
 
 
 def migrate(config: Config = None, postgres: Postgres = None) -> None:
@@ -134,7 +131,7 @@ def migrate(config: Config = None, postgres: Postgres = None) -> None:
         await bring_up_to_date(dsn)
         return made
 
-    typer.echo("database made, schema up to date" if _run(work()) else "schema up to date")
+    typer.echo("database made, schema up to date" if run(work()) else "schema up to date")
 
 
 def audit(
@@ -154,7 +151,7 @@ def audit(
     settings = _settings(config) if config is not None else _settings_of(data or DEFAULT_DATA)
     log.configure(json=False, level="error")
     work = cli_audit.repaired if repair else cli_audit.audited
-    if not _run(work(settings, results=results, json=json)):
+    if not run(work(settings, results=results, json=json)):
         raise typer.Exit(1)
 
 
@@ -207,11 +204,6 @@ class Stops:
             self._up.agents.hurry()
         elif self._up is not None and self._times > 2:  # noqa: PLR2004
             self._up.agents.kill()
-
-
-def _run(work: Coroutine[Any, Any, _T]) -> _T:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 def _settings(config: Path | None, **flags: Any) -> "CoordinatorSettings":

@@ -8,9 +8,10 @@ web: HTTP on the same ledger
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -30,8 +31,8 @@ from coordinator.doors import Doors
 from coordinator.effects import Effects
 from coordinator.feed import Feed
 from coordinator.heartbeats import Heartbeats
-from coordinator.hooks.config import load_if
-from coordinator.hooks.hooks import Hooks, sites_of
+from coordinator.hooks.config import Source, load_if
+from coordinator.hooks.hooks import LEDGER_S, Hooks, sites_of
 from coordinator.intake import Intake
 from coordinator.lanes import LaneConsumers
 from coordinator.ledger.database import open_pool
@@ -93,6 +94,7 @@ class Coordinator:
     reconciler: Reconciler
     results: Results
     intake: Intake
+    hooks: Hooks
     reports: Reports
     claims: Claims
     heartbeats: Heartbeats
@@ -115,6 +117,8 @@ class Coordinator:
             "ledger": self.ledger.status(),
             "store": self.store.status(),
             "loops": {loop.name: loop.status() for loop in self.loops},
+            "hooks": self.hooks.status(),
+            "publishing": self.publisher.status(),
             "counts": {
                 "admitted": self.intake.admitted,
                 "refused": self.intake.refused,
@@ -139,9 +143,9 @@ class Coordinator:
                 "callbacks_delivered": self.callbacks.delivered,
                 "callbacks_failed": dict(self.callbacks.failed),
                 "callbacks_given_up": self.callbacks.given_up,
-                "publications_done": self.publisher.published,
+                "publications_done": self.publisher.published.total(),
                 "publications_failed": dict(self.publisher.failed),
-                "publications_given_up": self.publisher.given_up,
+                "publications_given_up": self.publisher.given_up.total(),
                 "effects_lost": self.effects.lost,
                 "mended_missing": self.reconciler.mended.missing,
                 "mended_unrecorded": self.reconciler.mended.unrecorded,
@@ -213,9 +217,9 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
                 tokens,
                 store=store,
                 publications=publications,
+                sources=sources,
             )
-            submit, record = coordinator.intake.take, coordinator.queries.record_rejected_submission
-            hooks = await stack.enter_async_context(Hooks(sources, submit, record))
+            hooks = await stack.enter_async_context(coordinator.hooks)
             reasons = Reasons(coordinator.directory, coordinator.dispatcher.is_paused)
             context = WebContext(
                 ledger=ledger,
@@ -269,6 +273,7 @@ def _compose(
     *,
     store: WatchedStore,
     publications: Publications,
+    sources: Mapping[str, Source],
 ) -> Coordinator:
     policy, lanes = settings.policy(), effects.lanes
     directory = Directory(
@@ -288,6 +293,8 @@ def _compose(
     secrets = CallbackSecrets.load_or_create(settings.secrets / "callback.key", settings.callback_secrets)
     callbacks = Callbacks(queries, secrets.of, settings.callback_allow)
     publisher = Publisher(publications, store, settings.wordpress)
+    intake = Intake(bus, ledger, queries, directory, dispatcher, settings)
+    hooks = Hooks(sources, partial(intake.submit, patience_s=LEDGER_S), queries.record_rejected_submission)
     departures = None
     if watcher is not None:
         departures = Departures(
@@ -350,7 +357,8 @@ def _compose(
         reaper=reaper,
         reconciler=reconciler,
         results=results,
-        intake=Intake(bus, ledger, queries, directory, dispatcher, settings),
+        intake=intake,
+        hooks=hooks,
         reports=Reports(bus, ledger, queries, directory),
         claims=claims,
         heartbeats=heartbeats,

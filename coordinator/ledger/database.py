@@ -62,6 +62,7 @@ async def open_pool(dsn: str, *, min_size: int = 1, max_size: int = 8) -> asyncp
                 "application_name": "tandem",
                 "timezone": "UTC",
                 "idle_in_transaction_session_timeout": _IDLE_IN_TRANSACTION,
+                "max_parallel_workers_per_gather": "0",  # a count of all jobs leaves the other cores to the writer
             },
         )
 

@@ -99,8 +99,11 @@ _ROUTES: tuple[tuple[str, str, Endpoint, frozenset[Role]], ...] = (
     ("POST", "/jobs/actions", page_actions.act_on_selection, _OPERATE),
     ("GET", _JOB_PAGE, pages_job.page, _READ),
     ("POST", _JOB_PAGE + "/{action:cancel|retry|approve|reject|priority}", page_actions.act, _OPERATE),
+    ("GET", _JOB_PAGE + "/{again:callback|publication}", pages_refused.ask_again, _OPERATE),
     ("POST", _JOB_PAGE + "/callback", page_actions.callback_again, _OPERATE),
     ("POST", _JOB_PAGE + "/publication", page_actions.publish_again, _OPERATE),
+    ("GET", "/sites/{source}/check", pages_refused.ask_site, _OPERATE),
+    ("POST", "/sites/{source}/check", pages_refused.check_site, _OPERATE),
     ("GET", "/submit", submit_form.show, _OPERATE),
     ("POST", "/submit", submit_form.submit, _OPERATE),
     ("GET", "/review", review.page, _READ),
@@ -111,7 +114,7 @@ def make_app(context: WebContext) -> web.Application:
     """Return the application with every route."""
     prepare()
     app = web.Application(middlewares=[_noted(context), errors_as_pages(context), errors_as_json])
-    app[_CONTEXT], app[ACCESS] = context, context.access
+    app[_CONTEXT], app[ACCESS], app[login.FAILURES] = context, context.access, login.Failures()
     app.on_shutdown.append(lambda _: context.live.close())
     app.on_cleanup.append(lambda _: context.sparing.close())
     for method, path, endpoint, roles in _ROUTES:

@@ -6,7 +6,6 @@ there are and who may use them stands in `app.py` alone; a test holds this list 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
@@ -24,7 +23,9 @@ from shared.client_answers import (
     LaneLine,
     PublicationLine,
     Rejected,
+    RunningLine,
     UndeliveredLine,
+    Unpublished,
     WorkerLine,
 )
 from shared.states import JobState
@@ -122,38 +123,6 @@ class Undelivered(Answer):
     undelivered: list[UndeliveredLine]
 
 
-class UnpublishedLine(Answer):
-    """A result that is not published yet, or can't be."""
-
-    job_id: UUID
-    epoch: int
-    source: str
-    kind: str
-    post: str | None
-    attempts: int
-    since: datetime
-    next_at: datetime | None
-    tried_at: datetime | None
-    failed_at: datetime | None
-    error: str | None
-
-
-class PausedSite(Answer):
-    """A source for which nothing is published until its site lets us in again."""
-
-    source: str
-    reason: str
-    since: datetime
-    check_at: datetime | None
-
-
-class Unpublished(Answer):
-    """What is not published, newest first, and where nothing is."""
-
-    unpublished: list[UnpublishedLine]
-    paused: list[PausedSite]
-
-
 class WorkerOrdered(Answer):
     """A worker was told."""
 
@@ -186,7 +155,7 @@ class Status(Answer):
     jobs: dict[JobState, int] = Field({})
     lanes: list[LaneLine] = Field([])
     workers: list[WorkerLine] = Field([])
-    running: list[dict[str, Any]] = Field([])
+    running: list[RunningLine] = Field([])
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=False)
 

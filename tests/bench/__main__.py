@@ -1,6 +1,6 @@
 """`make bench`: what this machine can do. Prints, asserts nothing; everything that it starts it stops, by pid.
 
-    python -m tests.bench [throughput latency gap heartbeats hooks memory claims] [--json | --markdown] [--jobs N]
+    python -m tests.bench [throughput latency claims heartbeats hooks pages memory gap] [--json | --markdown] [--jobs N]
 
 Each part runs with an empty ledger, then with `--settled` settled jobs and a tenth as many pending ones.
 """
@@ -15,7 +15,7 @@ from importlib.metadata import version
 import uvloop
 
 from shared import log
-from tests.bench import claims, gap, heartbeats, hooks, latency, memory, throughput
+from tests.bench import claims, gap, heartbeats, hooks, latency, memory, pages, throughput
 from tests.bench.filling import fill
 from tests.bench.findings import Finding, Findings
 from tests.bench.rig import Rig, StuckError, rig
@@ -26,6 +26,7 @@ PARTS = {
     "claims": claims.measure,
     "heartbeats": heartbeats.measure,
     "hooks": hooks.measure,
+    "pages": pages.measure,
     "memory": memory.measure,
     "gap": gap.measure,
 }

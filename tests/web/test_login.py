@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from coordinator.web.access import SESSION_S, Access, AccessToken, Caller, Refusal, Role
 from coordinator.web.app import make_app, serve
 from coordinator.web.html import own_path
+from coordinator.web.login import MOST_FAILURES, WITHIN_S, Failures
 from coordinator.web.sessions import session_key
 from shared.errors import ConfigurationError
 from tests.support.web import TOKENS, Web
@@ -86,6 +87,52 @@ async def test_no_session_for_nobodys_or_a_publishers_token(guarded: Web, token:
     assert answer.status == 403
     assert "Set-Cookie" not in answer.headers
     await guarded.call("GET", "/v1/workers", expect=401)
+
+
+async def test_too_many_wrong_tokens_from_one_address_have_to_wait(guarded: Web) -> None:
+    for _ in range(MOST_FAILURES):
+        assert (await log_in(guarded, "guess")).status == 403
+    for token in ("guess", "t-admin"):
+        answer = await log_in(guarded, token)
+        assert answer.status == 429
+        assert 0 < int(answer.headers["Retry-After"]) <= WITHIN_S
+        assert "Set-Cookie" not in answer.headers
+        assert "try again in" in await answer.text()
+    await guarded.call("GET", "/v1/workers", token="admin")  # programs are not concerned
+
+
+def test_failures_are_counted_by_address_for_a_minute() -> None:
+    now = 1000.0
+    failures = Failures(lambda: now)
+    for _ in range(MOST_FAILURES):
+        assert failures.wait_s("192.0.2.1") == 0
+        failures.note("192.0.2.1")
+        now += 1
+    assert failures.wait_s("192.0.2.1") == WITHIN_S - MOST_FAILURES
+    assert failures.wait_s("::ffff:192.0.2.1") > 0
+    assert failures.wait_s("192.0.2.2") == 0
+    now += WITHIN_S - MOST_FAILURES
+    assert failures.wait_s("192.0.2.1") == 0
+    failures.note("192.0.2.1")
+    assert failures.wait_s("192.0.2.1") == 1
+
+
+def test_a_machine_does_not_get_more_tries_by_its_many_v6_addresses() -> None:
+    failures = Failures(lambda: 0.0)
+    for number in range(MOST_FAILURES):
+        failures.note(f"2001:db8::{number}")
+    assert failures.wait_s("2001:db8::ffff:1") > 0
+    assert failures.wait_s("2001:db8:0:1::1") == 0
+
+
+def test_the_count_of_addresses_is_bounded() -> None:
+    failures = Failures(lambda: 0.0)
+    for _ in range(MOST_FAILURES):
+        failures.note("192.0.2.1")
+    for number in range(1000):
+        failures.note(f"10.0.{number // 250}.{number % 250}")
+    assert failures.wait_s("192.0.2.1") == 0
+    assert len(failures._of) == 1000
 
 
 async def test_a_browser_is_led_to_the_login_and_a_program_gets_401(guarded: Web) -> None:
