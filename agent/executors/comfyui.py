@@ -40,6 +40,7 @@ _TURNS = 2
 _AGAIN = frozenset({OUT_OF_MEMORY, "input_missing"})
 """What is tried once more here: with memory freed, with the input images uploaded again."""
 _DIED = Finding(Verdict.RETRY_THEN_ROUTE, "server_died")
+_NOT_BEGUN = Finding(Verdict.BUSY, "busy")
 _log = structlog.get_logger()
 
 
@@ -175,12 +176,19 @@ class ComfyUIExecutor(HttpExecutor):
             fault = failed.fault
             facts = {"status": fault.status, "version": self.found.version}
             raise self.judge.verdict(job, fault.finding, fault.text, **facts) from None
-        except (Away, Refused) as error:
+        except Away as error:
+            raise BackendDown("unreachable", str(error)) from None
+        except Refused as error:  # when its inputs were put there, or its images fetched
+            self.hold_back(str(error))
+            if self.judge.met_before(job, "unreachable"):
+                raise self.judge.verdict(job, _DIED, f"the server is gone at this job again: {error}") from None
             raise BackendDown("unreachable", str(error)) from None
         except NoAnswer as error:
             raise Transient("no_answer", str(error)) from None
         except _NeverBegun as late:
-            raise BackendDown("busy", f"the server did not begin with it: {late}") from None
+            said = f"the server did not begin with it: {late}"
+            self.hold_back(said)
+            raise self.judge.verdict(job, _NOT_BEGUN, said, version=self.found.version) from None
         except OutOfTime as late:
             self.hold_back(f"no progress: {late}")  # until a tiny picture shows that its worker lives
             raise Transient("no_progress", f"stopped: {late}", {"clock": late.limit}) from None

@@ -34,7 +34,7 @@ from shared.wire import Capability, faults_of
 KIND = "article"
 MOST_MODELS = 200
 
-EMPTY = Finding(Verdict.RETRY_THEN_ROUTE, "empty")
+EMPTY = Finding(Verdict.EITHER, "empty")
 NO_END = Finding(Verdict.RETRY_THEN_ROUTE, "no_end_marker")
 DIED = Finding(Verdict.RETRY_THEN_ROUTE, "cut_off")
 WRONG_MODEL = Finding(Verdict.ROUTE, "wrong_model")
