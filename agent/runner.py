@@ -207,7 +207,7 @@ class Runner:
         if begun is None and not self.registry.is_up(executor):  # the pull was open when it went down
             return released("backend_down", f"{executor.name} is left alone for a while")
         if begun is None and (refusal := refused_here(job.failures or ())) is not None:
-            return failed(refusal.code, refusal.message, refusal.error_class)
+            return failed(refusal.code, refusal.message, refusal.error_class, refusal.detail)
         await self.journal.keep(attempt, job, executor)
         try:
             return Made(ReportOutcome.COMPLETED, await self.registry.run(executor, job, attempt))

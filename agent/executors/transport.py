@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
@@ -18,6 +18,8 @@ from agent.executors.base import BackendDown
 
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
 _MOST_ERROR_BYTES = 64 * 1024
+_MOST_AMOUNT = 1e15
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,3 +182,24 @@ def parsed(data: bytes) -> dict[str, Any]:
         msg = "a part of the stream is no JSON object"
         raise CutOff(msg)
     return found
+
+
+def part(value: Any, kind: type[_Kind]) -> _Kind:
+    """Return a part of such an object, empty if it is absent or null; CutOff if it is of another kind."""
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        msg = f"a part of the stream is {type(value).__name__}, where {kind.__name__} belongs"
+        raise CutOff(msg)
+    return value
+
+
+def amount(value: Any) -> float | None:
+    """Return a number above zero; None for anything else: no answer is bad because a server counts oddly."""
+    return value if isinstance(value, int | float) and value is not True and 0 < value < _MOST_AMOUNT else None
+
+
+def count(value: Any) -> int | None:
+    """Return a whole number above zero; None for anything else."""
+    found = amount(value)
+    return None if found is None else int(found)

@@ -160,7 +160,10 @@ class Judge:
 def refused_here(failures: Sequence[Failure]) -> ExecutorError | None:
     """Return why a job must not be tried here again: it met something here of which nobody knows whose fault it is."""
     met = next((one for one in failures if one.here and one.verdict == Verdict.UNKNOWN), None)
-    return Elsewhere(met.code, f"it met {met.code} here: another worker must try it") if met is not None else None
+    if met is None:
+        return None
+    detail = {"verdict": Verdict.UNKNOWN.value}  # with `elsewhere`: nothing was tried, which says nothing of the machine
+    return Elsewhere(met.code, f"it met {met.code} here before: another worker must try it", detail)
 
 
 def unknown_before(failures: Sequence[Failure]) -> bool:
