@@ -19,6 +19,8 @@ from agent.executors.base import BackendDown
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
 _MOST_ERROR_BYTES = 64 * 1024
 _MOST_AMOUNT = 1e15
+_MOST_RETRY_AFTER_S = 600.0
+"""A server that says nonsense must not keep its agent away for years."""
 _Kind = TypeVar("_Kind")
 
 
@@ -167,9 +169,9 @@ async def _read(content: aiohttp.StreamReader, most_bytes: int) -> bytes:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return Retry-After in seconds; a date counts as none, for it would need the other's clock."""
+    """Return Retry-After in seconds, at most ten minutes; a date counts as none: it would need the other's clock."""
     text = headers.get("Retry-After", "")
-    return float(text) if text.isdecimal() else None
+    return min(float(text), _MOST_RETRY_AFTER_S) if text.isdecimal() else None
 
 
 def parsed(data: bytes) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def refused_here(failures: Sequence[Failure]) -> ExecutorError | None:
     met = next((one for one in failures if one.here and one.verdict == Verdict.UNKNOWN), None)
     if met is None:
         return None
-    detail = {"verdict": Verdict.UNKNOWN.value}  # with `elsewhere`: nothing was tried, which says nothing of the machine
+    detail = {"verdict": Verdict.UNKNOWN.value}  # with `elsewhere`: nothing was tried (streaks.sql)
     return Elsewhere(met.code, f"it met {met.code} here before: another worker must try it", detail)
 
 

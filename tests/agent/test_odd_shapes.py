@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from agent.executors.base import Transient
+from agent.executors.base import BackendDown, Transient
 from agent.executors.comfyui_client import NoAnswer
 from agent.executors.ollama import OllamaExecutor
 from agent.executors.openai import OpenAIExecutor
@@ -86,6 +86,19 @@ async def test_an_openai_server_s_odd_counts_and_empty_errors_harm_no_answer(tmp
         server.scripts.append(Script(raw=raw))
         product = await rig.run()
     assert (product.result["text"], product.result["usage"]) == ("Harbour", {"tokens": 1})
+
+
+@pytest.mark.parametrize("said", ["99999999999", "9" * 400])
+async def test_a_server_that_wants_to_be_left_alone_for_years_is_asked_again_after_minutes(tmp_path, said):
+    server = FakeOllama()
+    async with executor(OllamaExecutor, server, tmp_path) as rig:
+        busy = {"error": "server busy, please try again"}
+        server.scripts.append(Script(status=503, error=busy, headers={"Retry-After": said}))
+        with pytest.raises(BackendDown):
+            await rig.run("tiny")
+        assert not rig.executor.up
+        rig.clock.moved_s += 601
+        await rig.up()
 
 
 @pytest.mark.parametrize("entry", ["x", [1], [1, None], ["first", "id"]])
