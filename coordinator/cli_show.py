@@ -149,7 +149,7 @@ def workers(found: Sequence[WorkerLine]) -> None:
         made.add_row(
             escape(worker.name),
             escape(f"{told}{wanted}{', set aside' if worker.aside else ''}"),
-            escape(", ".join(capability(one) for one in presence.get("capabilities", [])) or "-"),
+            escape(_abilities(presence)),
             escape(", ".join(f"{str(h['job_id'])[:13]}… epoch {h['epoch']}" for h in worker.holds) or "-"),
             "never" if worker.seen_age_s is None else f"{seconds(worker.seen_age_s)} ago",
             escape(", ".join(f"{n} {outcome}" for outcome, n in sorted(worker.last_hour.items())) or "-"),
@@ -160,6 +160,12 @@ def workers(found: Sequence[WorkerLine]) -> None:
     for worker in found:
         for one in worker.aside:
             out.print(escape(f"set aside: {worker.name} ({one.get('reason')})"), soft_wrap=True)
+
+
+def _abilities(presence: dict[str, Any]) -> str:
+    able = [capability(one) for one in presence.get("capabilities", [])]
+    down = [f"{capability(one)}: backend down" for one in presence.get("down", [])]
+    return ", ".join([*able, *down]) or "-"
 
 
 def lanes(found: Sequence[LaneLine]) -> None:

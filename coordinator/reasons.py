@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.ledger.queries import WorkerRow
-from coordinator.workers import Directory
+from coordinator.workers import Directory, serves
 from shared import subjects
 from shared.states import AttemptOutcome, ErrorClass, JobState, WorkerState
 
@@ -71,6 +71,8 @@ class Reasons:
             return str(presence.state)
         if why := presence.facts.get("not_pulling"):
             return str(why)
+        if not serves(presence, lane):
+            return "backend down"
         if self.directory.is_aside(row.name, lane):
             return "set aside"
         return "free" if presence.slots > len(presence.busy) else "busy"

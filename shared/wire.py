@@ -108,6 +108,7 @@ class Presence(Open):
     rank: int = Field(default=0, ge=0, le=9)  # priority of its pulls; 0 is served first
     state: WorkerState = WorkerState.READY
     capabilities: list[Capability] = Field(default=[], max_length=100)
+    down: list[Capability] = Field(default=[], max_length=100)  # what it runs when their backends are back
     warm: list[str] = []
     busy: list[Busy] = Field(default=[], max_length=10_000)
     as_of: AwareDatetime | None = None  # what the last answer said: this was sent after it

@@ -61,6 +61,9 @@ async def test_nothing_is_taken_for_a_backend_that_is_down_and_all_when_it_is_ba
             assert (await mini.end()).how is How.COMPLETED
             await server.stop()
             await eventually(lambda: far.presences[-1]["state"] == "unhealthy")
+            (down,) = far.presences[-1]["down"]
+            assert (down["kind"], far.presences[-1]["capabilities"]) == ("article", [])
+            assert "tiny" in down["models"]
 
 
 async def test_a_job_whose_backend_dies_is_released_uncharged(servers, far, tmp_path):
