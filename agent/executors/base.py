@@ -156,7 +156,7 @@ class Backed(Protocol):
         """Take what the agent offers; called once, before `start`."""
 
     def known(self) -> list[Capability]:
-        """Return what it could run when its backend was last seen, down or not."""
+        """Return what it could run when its backend was last seen, down or not; else what its settings say."""
 
     @property
     def up(self) -> bool:

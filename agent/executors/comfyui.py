@@ -76,6 +76,14 @@ class ComfyUIExecutor(HttpExecutor):
         """Return what a person wants to know of the server; `missing`: the files that configured models lack."""
         return {**super().status(), "missing": self._missing}
 
+    def expected(self) -> list[Capability]:
+        """Return the models of the settings."""
+        return self._offering(list(self.settings.models))
+
+    def _offering(self, models: list[str]) -> list[Capability]:
+        models += ["*"] if self.settings.workflows else []
+        return [Capability(kind="image", models=models, executor=self.name)] if models else []
+
     def lacks(self) -> dict[str, str]:
         """Return the configured models that lack files."""
         return remedies(self._missing)
@@ -128,10 +136,8 @@ class ComfyUIExecutor(HttpExecutor):
         self._missing = missing
         await self._see_loaded()
         models = [name for name in self.settings.models if name not in missing]
-        models += ["*"] if self.settings.workflows else []
-        offered = [Capability(kind="image", models=models, executor=self.name)] if models else []
         warm = [self._loaded] if self._loaded in models else []
-        return Found(capabilities=offered, warm=warm, version=str(system["comfyui_version"]))
+        return Found(capabilities=self._offering(models), warm=warm, version=str(system["comfyui_version"]))
 
     async def generate_a_little(self) -> None:
         """Have a tiny picture made, and look at it."""

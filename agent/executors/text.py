@@ -67,6 +67,11 @@ class TextExecutor(HttpExecutor):
     def same_model(self, asked: str, answered: str) -> bool:
         """Say whether the model that answered is the one that was asked."""
 
+    def expected(self) -> list[Capability]:
+        """Return the models of the settings."""
+        names = list(self.settings.models)
+        return [Capability(kind=KIND, models=names[:MOST_MODELS], executor=self.name)] if names else []
+
     def lacks(self) -> dict[str, str]:
         """Return the models of the settings that the server does not have."""
         models = self.settings.models
