@@ -79,6 +79,7 @@ class PresenceRounds:
             rank=self._settings.rank,
             state=self._gate.state,
             capabilities=capabilities,
+            down=self._registry.down(),
             warm=self._registry.warm(),
             busy=self._leases.busy(),
             as_of=self._as_of,

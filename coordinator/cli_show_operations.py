@@ -19,7 +19,7 @@ def workers(found: Sequence[WorkerLine]) -> None:
         made.add_row(
             escape(worker.name),
             escape(f"{told}{wanted}{', set aside' if worker.aside else ''}"),
-            escape(", ".join(capability(one) for one in presence.get("capabilities", [])) or "-"),
+            escape(_abilities(presence)),
             escape(", ".join(f"{str(h['job_id'])[:13]}… epoch {h['epoch']}" for h in worker.holds) or "-"),
             "never" if worker.seen_age_s is None else f"{seconds(worker.seen_age_s)} ago",
             escape(", ".join(f"{n} {outcome}" for outcome, n in sorted(worker.last_hour.items())) or "-"),
@@ -32,6 +32,12 @@ def workers(found: Sequence[WorkerLine]) -> None:
             out.print(escape(f"set aside: {worker.name} ({one.get('reason')})"), soft_wrap=True)
         if worker.present and worker.why_idle:
             out.print(escape(f"gets nothing: {worker.name} ({'; '.join(worker.why_idle)})"), soft_wrap=True)
+
+
+def _abilities(presence: Mapping[str, Any]) -> str:
+    able = [capability(one) for one in presence.get("capabilities", [])]
+    down = [f"{capability(one)}: backend down" for one in presence.get("down", [])]
+    return ", ".join([*able, *down]) or "-"
 
 
 def lanes(found: Sequence[LaneLine]) -> None:
