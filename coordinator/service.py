@@ -35,7 +35,7 @@ from coordinator.hooks.config import Source, load_if
 from coordinator.hooks.hooks import LEDGER_S, Hooks, sites_of
 from coordinator.intake import Intake
 from coordinator.lanes import LaneConsumers
-from coordinator.ledger.database import open_pool
+from coordinator.ledger.database import lent_pool
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.migrate import migrate
 from coordinator.ledger.model import Decided, Job
@@ -182,7 +182,7 @@ async def running(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     tokens = UploadTokens.load_or_create(settings.secrets / "upload-token.key")
     async with (
         contextlib.AsyncExitStack() as stack,
-        await open_pool(dsn, min_size=0) as pool,
+        lent_pool(dsn, min_size=0) as pool,
         _bus(settings, "coordinator", settings.nats_seed) as bus,
         asyncio.TaskGroup() as tasks,
     ):

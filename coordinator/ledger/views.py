@@ -120,11 +120,6 @@ async def failed(pool: Pool, limit: int) -> list[Row]:
     return await _rows(pool, "failed", limit)
 
 
-async def throughput(pool: Pool, within_s: float, bucket_s: float) -> list[Row]:
-    """Return how attempts ended lately, as `Ended.throughput` does, which counts less when it is asked again."""
-    return await Ended().throughput(pool, within_s, bucket_s)
-
-
 async def workers(pool: Pool, away_after_s: float) -> list[Row]:
     """Return every worker; one that was not heard of for `away_after_s` is not `present`."""
     return await _rows(pool, "workers", away_after_s)

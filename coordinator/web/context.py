@@ -146,6 +146,7 @@ class WebContext:
     why_lane: Callable[[views.Row], Wait | None] = lambda _: None  # of a lane: why its jobs wait; None: none does
     why_idle: Callable[[str, frozenset[str]], list[str]] = lambda _, __: []  # (worker, lanes): why it gets none
     live: Live = field(default_factory=Live)
+    ended: views.Ended = field(default_factory=views.Ended)  # how attempts ended lately
     sparing: Sparing = field(default_factory=Sparing)  # between the page and the counts of all jobs
 
 

@@ -36,7 +36,7 @@ async def fragments(context: WebContext, which: str, may_act: bool) -> Fragments
     counts, ended, workers, running, rejected, failed = await asyncio.gather(
         sparing.ask_soon("counts", lambda: views.counts(pool)),
         sparing.ask_soon(
-            "throughput", lambda: views.throughput(pool, charts.WITHIN_S, charts.BUCKET_S), good_s=_CHARTS_S
+            "throughput", lambda: context.ended.throughput(pool, charts.WITHIN_S, charts.BUCKET_S), good_s=_CHARTS_S
         ),
         workers_of(context),
         views.running(pool, _RUNNING),
