@@ -133,7 +133,7 @@ def _granted(attempt: Attempt, job: RunnableJob, deadline_s: float) -> Granted:
         heartbeat_s=attempt.heartbeat_s,
         deadline_s=deadline_s,
         no_progress_s=job.no_progress_s,
-        unexplained=job.unexplained,
+        failures=None if job.failures is None else list(job.failures),
         upload=attempt.upload,
         job=GrantedJob(id=attempt.job_id, kind=job.kind, model=job.model, spec=spec, labels=dict(job.labels)),
     )

@@ -14,10 +14,11 @@ from typing import Any
 import orjson
 
 from agent.executors.base import Product, ProductFile
+from agent.executors.verdicts import Verdict, unknown_before
 from agent.leases import Attempt
 from agent.spool import Parcel, StoredFile
 from shared.states import ErrorClass, ReportOutcome
-from shared.wire import Report, ReportedError
+from shared.wire import Failure, Report, ReportedError
 
 MOST_FILES = 100
 
@@ -41,9 +42,13 @@ def failed(code: str, message: str, error_class: ErrorClass, detail: Any = None)
     return Made(ReportOutcome.FAILED, error=_error(code, message, error_class, detail))
 
 
-def crashed(message: str, tail: str = "") -> Made:
-    """Say that the executor broke; `tail` is the end of its traceback."""
-    return failed("executor_crash", message, ErrorClass.TRANSIENT, {"traceback": tail} if tail else None)
+def crashed(message: str, tail: str = "", *, failures: Sequence[Failure] | None = None) -> Made:
+    """Say that the executor broke; `tail` is the end of its traceback.
+
+    Nobody knows whose fault it is: it goes the way of an unknown error (verdicts).
+    """
+    error_class = ErrorClass.PERMANENT if unknown_before(failures or ()) else ErrorClass.TRANSIENT
+    return failed("executor_crash", message, error_class, {"verdict": Verdict.UNKNOWN.value, "traceback": tail})
 
 
 def _error(code: str, message: str, error_class: ErrorClass, detail: Any) -> ReportedError:

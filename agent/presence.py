@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from agent import host
+from agent import host, presence_facts
 from agent.executors.registry import Registry
 from agent.gate import Gate
 from agent.leases import Leases
@@ -66,11 +66,12 @@ class PresenceRounds:
 
     async def once(self) -> None:
         """Announce, and take the answer; BusError when there is none."""
-        capabilities = self._registry.capabilities()
         if not self._bus.connected:
             self.announced = None  # what is announced next is news to whoever answers
             self._nobody()
             return
+        facts = await presence_facts.facts(self._data)  # first: the rest must be of one instant
+        capabilities = self._registry.capabilities()
         self.announced = (self._gate.state, len(capabilities))
         said = Presence(
             version=self._version,
@@ -81,10 +82,11 @@ class PresenceRounds:
             rank=self._rules.rank(self._settings.rank),
             state=self._gate.state,
             capabilities=capabilities,
+            down=self._registry.down(),
             warm=self._registry.warm(),
             busy=self._leases.busy(),
             as_of=self._as_of,
-            facts=host.facts(self._data)
+            facts=facts
             | {"not_pulling": self._gate.why_not(once_answered=True), "probes": self._registry.probes()}
             | self._rules.facts(),
         )

@@ -20,6 +20,7 @@ import structlog
 from agent.claims import Claims
 from agent.executors.base import BackendDown, Executor, ExecutorError, RunnableJob
 from agent.executors.registry import Registry
+from agent.executors.verdicts import refused_here
 from agent.gate import Gate
 from agent.journal import Adopting, Claimed, Journal
 from agent.leases import Attempt, Leases, StopKind, first_of
@@ -155,7 +156,7 @@ class Runner:
             labels=granted.job.labels,
             open_workspace=open_workspace,
             no_progress_s=granted.no_progress_s,
-            unexplained=granted.unexplained,
+            failures=granted.failures,
         )
         try:
             made = await self._use_generator(attempt, job, executor)
@@ -179,7 +180,8 @@ class Runner:
         if attempt.lost.done():
             return None
         if not attempt.stopped.done():
-            return crashed("the executor cancelled itself") if work.cancelled() else work.result()
+            said = "the executor cancelled itself"
+            return crashed(said, failures=job.failures) if work.cancelled() else work.result()
         if not work.cancelled() and work.result().outcome is ReportOutcome.COMPLETED:
             return work.result()  # it was done all the same
         stop = attempt.stopped.result()
@@ -195,7 +197,8 @@ class Runner:
             if isinstance(error, OSError) and error.errno in _DISK_FULL:
                 return self._disk_full(error)
             _log.exception("executor crashed", job_id=job.id, epoch=job.epoch)
-            return crashed(f"{type(error).__name__}: {error}", traceback.format_exc()[-_TRACEBACK_MOST:])
+            tail = traceback.format_exc()[-_TRACEBACK_MOST:]
+            return crashed(f"{type(error).__name__}: {error}", tail, failures=job.failures)
 
     async def _call_executor(self, attempt: Attempt, job: RunnableJob, begun: Executor | None) -> Made:
         executor = begun or self.registry.find(job.kind, job.model)
@@ -203,6 +206,8 @@ class Runner:
             return failed("no_executor", f"nothing here runs {job.kind} with {job.model}", ErrorClass.ELSEWHERE)
         if begun is None and not self.registry.is_up(executor):  # the pull was open when it went down
             return released("backend_down", f"{executor.name} is left alone for a while")
+        if begun is None and (refusal := refused_here(job.failures or ())) is not None:
+            return failed(refusal.code, refusal.message, refusal.error_class, refusal.detail)
         await self.journal.keep(attempt, job, executor)
         try:
             return Made(ReportOutcome.COMPLETED, await self.registry.run(executor, job, attempt))

@@ -12,12 +12,20 @@ Network = IPv4Network | IPv6Network
 
 _LOCAL: Final = frozenset({"localhost", "ip6-localhost"})
 _NAT64: Final = IPv6Network("64:ff9b::/96")
+_INSIDE: Final = (
+    IPv4Network("192.0.0.0/24"),
+    IPv6Network("::/96"),
+    IPv6Network("64:ff9b:1::/48"),
+    IPv6Network("fec0::/10"),
+)
+"""Of protocols, old IPv4 in IPv6, a network's own NAT64, old site-local ones: Python 3.11 takes these for public."""
 
 
 def is_allowed(address: IPv4Address | IPv6Address, allowed: Collection[Network]) -> bool:
     """Say whether a callback may go to an address: a public one, or one that the settings name."""
     real = _real(address)
-    return (real.is_global and not real.is_multicast) or is_named(real, allowed)
+    public = real.is_global and not real.is_multicast and not any(real in network for network in _INSIDE)
+    return public or is_named(real, allowed)
 
 
 def is_named(address: IPv4Address | IPv6Address, allowed: Collection[Network]) -> bool:

@@ -106,7 +106,10 @@ class Claims:
                 "heartbeat_s": self.policy.heartbeat_s,
                 "deadline_s": grant.deadline_s,
                 "no_progress_s": self.no_progress_s(lane, command.worker, grant.attempt, grant.payload.max_attempts),
-                "unexplained": grant.payload.unexplained,
+                "failures": [
+                    {"code": charge.code, "verdict": charge.verdict, "here": charge.worker == command.worker}
+                    for charge in grant.payload.charges
+                ],
                 "upload": {
                     "url": f"{self.upload_url}/v1/uploads/{command.job_id}/{grant.epoch}",
                     "token": self.tokens.issue(command.job_id, grant.epoch, command.worker),

@@ -11,7 +11,18 @@ from typing import Final
 import typer
 from pydantic import ValidationError
 
-from coordinator import cli_doctor, cli_hooks, cli_init, cli_jobs, cli_logs, cli_operations, cli_serve, cli_submit
+from coordinator import (
+    cli_doctor,
+    cli_hooks,
+    cli_init,
+    cli_jobs,
+    cli_logs,
+    cli_operations,
+    cli_publications,
+    cli_serve,
+    cli_submit,
+    cli_watch,
+)
 from coordinator.cli_words import settings_faults, unparsed_setting
 from shared.errors import ConfigurationError, LedgerDownError, TandemError, UnreachableError
 from shared.wire import BadMessageError
@@ -40,7 +51,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Hands generation jobs to the Macs of a small team, and brings each result back exactly once.",
 )
-for _part in (cli_serve, cli_init, cli_doctor, cli_submit, cli_jobs, cli_operations, cli_hooks, cli_logs):
+for _part in (
+    *(cli_serve, cli_init, cli_doctor),
+    *(cli_submit, cli_jobs, cli_operations, cli_publications, cli_watch, cli_hooks, cli_logs),
+):
     _part.register(app)
 
 

@@ -2,6 +2,7 @@
 # ruff: noqa: PLC0415 - the other commands work without what these import
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,17 +54,24 @@ def list_sources(sources: Sources = None, data: Data = DEFAULT_DATA, *, json: Js
         typer.echo(f"{row['source']}: POST {row['path']}, {row['check']} with {secrets}, becomes {jobs}{back}")
 
 
-def check(sources: Sources = None, data: Data = DEFAULT_DATA) -> None:
+def check(sources: Sources = None, data: Data = DEFAULT_DATA, *, json: Json = False) -> None:
     """Read the sources file as a coordinator does at its start, and say every fault; exit status 1 if there is one."""
     from coordinator.hooks.config import FaultySourcesError, load
 
     path = _file(sources, data)
+    faults: list[str] = []
+    found: Mapping[str, Source] = {}
     try:
         found = load(path)
     except FaultySourcesError as error:
-        for fault in error.faults:
-            typer.echo(fault)
-        raise typer.Exit(1) from None
+        faults = list(error.faults)
+    if json:
+        told = {"file": str(path), "sources": sorted(found), "faults": faults}
+        typer.echo(orjson.dumps(told, option=orjson.OPT_INDENT_2))
+    for fault in () if json else faults:
+        typer.echo(fault)
+    if faults:
+        raise typer.Exit(1)
     typer.echo(f"{path}: {len(found)} source{'s' * (len(found) != 1)}, no fault", err=True)
 
 

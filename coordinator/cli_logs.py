@@ -9,7 +9,7 @@ import orjson
 import typer
 
 from coordinator.cli_ids import JobArgument, job_named
-from coordinator.cli_show import moment
+from coordinator.cli_show import moment, printable
 from coordinator.cli_where import Data, Json, Token, Url, ask
 from shared.client import Client
 from shared.states import SETTLED
@@ -61,7 +61,8 @@ def logs(
 def text_of(line: dict[str, Any]) -> str:
     """Return a line as people read it."""
     facts = " ".join(f"{name}={_value(value)}" for name, value in line.items() if name not in _FIRST)
-    return f"{_at(line)}  {line.get('level', ''):<7}  {line.get('program', ''):<11}  {line.get('event', '')}  {facts}"
+    head = f"{line.get('level', ''):<7}  {line.get('program', ''):<11}  {line.get('event', '')}"
+    return printable(f"{_at(line)}  {head}  {facts}")
 
 
 def _at(line: dict[str, Any]) -> str:

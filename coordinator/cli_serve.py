@@ -7,18 +7,17 @@ Each imports them only when it runs, so that the others work without the extras.
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
-import uvloop
 from pydantic import SecretStr
 
 from coordinator import cli_backup
-from coordinator.cli_where import DEFAULT_DATA, Data, Json, connection_of
+from coordinator.cli_where import DEFAULT_DATA, Data, Json, connection_of, run
 from coordinator.up_folder import AUDIT
 from shared import log
 from shared.errors import ConfigurationError
@@ -26,8 +25,6 @@ from shared.errors import ConfigurationError
 if TYPE_CHECKING:
     from coordinator.settings import CoordinatorSettings
     from coordinator.up import Up
-
-_T = TypeVar("_T")
 
 JsonLog = Annotated[bool, typer.Option("--json-log", help="Log JSON lines.")]
 Config = Annotated[Path | None, typer.Option("--config", help="The coordinator's settings in TOML.")]
@@ -72,7 +69,7 @@ def up(
         if stops.stop.is_set():
             typer.echo("stopped", err=True)
 
-    _run(work())
+    run(work())
 
 
 def demo(
@@ -92,7 +89,7 @@ def demo(
                 return await run_demo(data, plain=plain, real=real)
         return False
 
-    if not _run(work()):
+    if not run(work()):
         if stops.stop.is_set():
             typer.echo("tandem: interrupted", err=True)
         raise typer.Exit(1)
@@ -121,7 +118,7 @@ def coordinator(
                 stops.ready()
                 await stops.stop.wait()
 
-    _run(work())
+    run(work())
 
 
 def migrate(
@@ -146,14 +143,14 @@ def migrate(
         await bring_up_to_date(dsn)
         return made
 
-    typer.echo("database made, schema up to date" if _run(work()) else "schema up to date")
+    typer.echo("database made, schema up to date" if run(work()) else "schema up to date")
 
 
 def _check_schema(dsn: str) -> None:
     """Say what `migrate` would do; exit status 1 if anything, or if the schema is of a later version."""
     from coordinator.ledger.migrate import missing_revisions, revision_of
 
-    now = _run(revision_of(dsn))
+    now = run(revision_of(dsn))
     missing = missing_revisions(now)
     if missing is None:
         typer.echo(f"schema {now} is of a later version of tandem than this one; it may not run here")
@@ -183,7 +180,7 @@ def audit(
     settings = settings_in(config) if config is not None else _settings_of(data or DEFAULT_DATA)
     log.configure(json=False, level="error")
     work = cli_audit.repaired if repair else cli_audit.audited
-    if not _run(work(settings, results=results, json=json)):
+    if not run(work(settings, results=results, json=json)):
         raise typer.Exit(1)
 
 
@@ -236,11 +233,6 @@ class Stops:
             self._up.agents.hurry()
         elif self._up is not None and self._times > 2:  # noqa: PLR2004
             self._up.agents.kill()
-
-
-def _run(work: Coroutine[Any, Any, _T]) -> _T:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 def settings_in(config: Path | None, **flags: Any) -> "CoordinatorSettings":

@@ -1,5 +1,6 @@
 """What the command line prints: tables for people on a terminal, JSON for programs. Only formats, never asks."""
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from shared.client import (
@@ -17,6 +18,7 @@ from shared.client import (
     JobLine,
     JobView,
     PredictedFinish,
+    PublicationLine,
 )
 
 STATE_STYLE = {
@@ -30,6 +32,9 @@ STATE_STYLE = {
 _KIB = 1024
 _WIDE = 120
 _MORE = ("EPOCH>", "STAGE", "LIKELY DONE", "KEY")  # of a job, where there are so many columns
+_ORDERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and those that turn the direction of writing."""
+
 _PIPE_WIDTH = 200
 """Columns where there is no terminal to ask: nothing is cut for grep."""
 
@@ -44,6 +49,16 @@ def plain(value: Any) -> Any:
 def as_json(value: Any) -> str:
     """Return indented JSON of a model, a list of models, or plain values."""
     return orjson.dumps(plain(value), option=orjson.OPT_INDENT_2, default=str).decode()
+
+
+def printable(text: str) -> str:
+    """Return text of others without what a terminal would take for an order; lines and tabs stay."""
+    return _ORDERS.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def escape(text: str) -> str:
+    """Return text of others as it stands in rich's markup."""
+    return escape_markup(printable(text))
 
 
 def console() -> Console:
@@ -112,6 +127,8 @@ def job(found: JobView, beats: Sequence[HeartbeatLine] = ()) -> None:
         out.print(escape("\n".join(found.why)), soft_wrap=True)
     if found.callbacks:
         out.print(_callbacks(found.callbacks))
+    if found.publications:
+        out.print(_publications(found.publications))
     if found.actions:
         done = table("AT", "WHO", "DID", "NOTE", title="\nwhat people did")
         for one in found.actions:
@@ -209,6 +226,19 @@ def _callbacks(found: Sequence[CallbackLine]) -> Table:
             how = f"next try {moment(one.next_at)}" if one.next_at else "-"
         said = one.error or (str(one.status) if one.status else "-")
         made.add_row(one.state, how, str(one.attempts), escape(said), escape(one.url))
+    return made
+
+
+def _publications(found: Sequence[PublicationLine]) -> Table:
+    made = table("EPOCH>", "POST", "PUBLISHED", "TRIES>", "WHY NOT", title="\npublications")
+    for one in found:
+        if one.published_at:
+            how = moment(one.published_at)
+        elif one.failed_at:
+            how = f"failed {moment(one.failed_at)}"
+        else:
+            how = f"next try {moment(one.next_at)}" if one.next_at else "its site is paused"
+        made.add_row(str(one.epoch), escape(one.post or "-"), how, str(one.attempts), escape(one.error or "-"))
     return made
 
 

@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
-
-from coordinator.cli_show import console, moment, seconds, table
-from shared.client import LaneLine, Rejected, UndeliveredLine, WorkerLine
+from coordinator.cli_show import console, escape, moment, seconds, table
+from shared.client import LaneLine, Rejected, UndeliveredLine, Unpublished, WorkerLine
 
 _MOST_REASON = 500
 
@@ -21,7 +19,7 @@ def workers(found: Sequence[WorkerLine]) -> None:
         made.add_row(
             escape(worker.name),
             escape(f"{told}{wanted}{', set aside' if worker.aside else ''}"),
-            escape(", ".join(capability(one) for one in presence.get("capabilities", [])) or "-"),
+            escape(_abilities(presence)),
             escape(", ".join(f"{str(h['job_id'])[:13]}… epoch {h['epoch']}" for h in worker.holds) or "-"),
             "never" if worker.seen_age_s is None else f"{seconds(worker.seen_age_s)} ago",
             escape(", ".join(f"{n} {outcome}" for outcome, n in sorted(worker.last_hour.items())) or "-"),
@@ -32,6 +30,14 @@ def workers(found: Sequence[WorkerLine]) -> None:
     for worker in found:
         for one in worker.aside:
             out.print(escape(f"set aside: {worker.name} ({one.get('reason')})"), soft_wrap=True)
+        if worker.present and worker.why_idle:
+            out.print(escape(f"gets nothing: {worker.name} ({'; '.join(worker.why_idle)})"), soft_wrap=True)
+
+
+def _abilities(presence: Mapping[str, Any]) -> str:
+    able = [capability(one) for one in presence.get("capabilities", [])]
+    down = [f"{capability(one)}: backend down" for one in presence.get("down", [])]
+    return ", ".join([*able, *down]) or "-"
 
 
 def lanes(found: Sequence[LaneLine]) -> None:
@@ -47,11 +53,11 @@ def lanes(found: Sequence[LaneLine]) -> None:
 def rejected(found: Rejected) -> None:
     """Print what was refused."""
     out = console()
-    late = table("AT", "JOB", "WORKER", "EPOCH>", "CURRENT>", "VERDICT", "REASON", title="results")
+    late = table("AT", "JOB", "WORKER", "EPOCH>", "CURRENT>", "LATE>", "VERDICT", "REASON", title="results")
     for one in found.results:
         who = (moment(one.at), str(one.job_id or "-"), escape(one.worker))
         epochs = ("-" if one.epoch is None else str(one.epoch), str(one.current_epoch))
-        late.add_row(*who, *epochs, one.verdict, escape(one.reason))
+        late.add_row(*who, *epochs, seconds(one.late_s), one.verdict, escape(one.reason))
     out.print(late if found.results else "no result was refused")
     bad = table("AT", "SOURCE", "CODE", "REASON", title="\nsubmissions")
     for each in found.submissions:
@@ -73,7 +79,7 @@ def status(found: Mapping[str, Any]) -> None:
         here = [worker["name"] for worker in found["workers"] if worker["present"]]
         away = [worker["name"] for worker in found["workers"] if not worker["present"]]
         facts.add_row(
-            "[dim]workers[/dim]", escape(", ".join(here) or "none") + (f"; away: {', '.join(away)}" * bool(away))
+            "[dim]workers[/dim]", escape(", ".join(here) or "none") + escape(f"; away: {', '.join(away)}" * bool(away))
         )
     for name, loop in found["health"].get("loops", {}).items():
         if loop["failures"]:
@@ -93,6 +99,20 @@ def undelivered(found: Sequence[UndeliveredLine]) -> None:
         what = (moment(one.given_up_at), str(one.job_id), escape(one.source), one.state, str(one.attempts))
         made.add_row(*what, escape(one.error or "-"), escape(one.url))
     console().print(made)
+
+
+def unpublished(found: Unpublished) -> None:
+    """Print what is not published, and the sites that are paused."""
+    out = console()
+    made = table("SINCE", "JOB", "SOURCE", "POST", "TRIES>", "NEXT TRY", "WHY")
+    for one in found.unpublished:
+        what = (moment(one.since), str(one.job_id), escape(one.source), escape(one.post or "-"), str(one.attempts))
+        following = moment(one.next_at) if one.next_at else "failed" if one.failed_at else "paused"
+        made.add_row(*what, following, escape(one.error or "-"))
+    out.print(made if found.unpublished else "everything is published")
+    for site in found.paused:
+        line = f"paused since {moment(site.since)}: the site of {site.source} ({site.reason})"
+        out.print(escape(line), style="yellow", soft_wrap=True)
 
 
 def capability(one: dict[str, Any]) -> str:

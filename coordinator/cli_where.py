@@ -5,7 +5,7 @@
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -39,12 +39,17 @@ def ask(
 ) -> _T:
     """Run `work` with a client of the coordinator that the options name; `role`: whose token to take from a folder."""
 
-    async def run() -> _T:
+    async def asked() -> _T:
         async with client_of(url, token, data, role) as client:
             return await work(client)
 
+    return run(asked())
+
+
+def run(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run it to its end, on a loop of its own."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run())
+        return runner.run(work)
 
 
 def client_of(url: str | None, token: str | None, data: Path | None, role: str) -> AdminClient:

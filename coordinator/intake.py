@@ -66,31 +66,46 @@ class Intake:
             while True:
                 await self._admit(await submissions.take(_BATCH))
 
-    async def submit(self, source: str, body: bytes) -> SubmitOutcome:
-        """Admit one submission now, and put a conflict on record; as `take`."""
-        outcome = await self.take(source, body)
-        if outcome.kind == "conflict":
-            with contextlib.suppress(LedgerDownError):  # the caller has its answer in any case
-                await self._record(source, _conflict(parse_submission(body).key, outcome.job_id), body)
-        return outcome
+    async def submit(self, source: str, body: bytes, *, patience_s: float | None = None) -> SubmitOutcome:
+        """Admit one submission now; while the ledger is away, leave it in SUBMIT. A conflict is put on record.
 
-    async def take(self, source: str, body: bytes) -> SubmitOutcome:
-        """Admit one submission now; while the ledger is away, leave it in SUBMIT.
-
+        `patience_s`: a ledger that has not answered for so long counts as away, unless NATS can't take it either.
         Raises BadMessageError with every fault; LedgerDownError when neither the ledger nor NATS can take it.
         """
         try:
             submission = self._read(body)
         except BadMessageError as error:
-            with contextlib.suppress(LedgerDownError):  # the caller has its answer in any case
-                await self._record(source, error, body)
+            await self._record_if(source, error, body)
             raise
         command = self._command(source, submission, job_id_of(source, submission.key))
+        outcome = await self._take(command, body, patience_s)
+        if outcome.kind == "conflict":
+            await self._record_if(source, _conflict(submission.key, outcome.job_id), body)
+        return outcome
+
+    async def _take(self, command: Admit, body: bytes, patience_s: float | None) -> SubmitOutcome:
         try:
-            answer = await self.ledger.do(command)
+            answer = await (self.ledger.do(command) if patience_s is None else self._asked(command, body, patience_s))
         except LedgerDownError as down:
             return await self._queue(command, body, down)
-        return SubmitOutcome(self._kind_of(command, answer), command.job_id)
+        return (
+            answer
+            if isinstance(answer, SubmitOutcome)
+            else SubmitOutcome(self._kind_of(command, answer), command.job_id)
+        )
+
+    async def _asked(self, command: Admit, body: bytes, patience_s: float) -> Answer | SubmitOutcome:
+        """Return what the ledger says, or that it lies in SUBMIT: whichever is durable first once patience is over."""
+        asked = asyncio.create_task(self.ledger.do(command), name=f"admit:{command.job_id}")
+        try:
+            done, _ = await asyncio.wait({asked}, timeout=patience_s)
+            if not done:
+                with contextlib.suppress(LedgerDownError):
+                    return await self._queue(command, body, LedgerDownError(f"no answer within {patience_s:g} s"))
+            return await asked
+        finally:
+            asked.add_done_callback(_heard)
+            asked.cancel()  # it lies in SUBMIT under the same id, or its caller is gone
 
     async def _queue(self, command: Admit, body: bytes, down: LedgerDownError) -> SubmitOutcome:
         """Leave a submission in SUBMIT under the id that it has here: the ledger may have committed it after all."""
@@ -190,12 +205,23 @@ class Intake:
             return
         await taken(self.bus, message)
 
+    async def _record_if(self, source: str, error: BadMessageError, body: bytes) -> None:
+        """Put a refusal on record if the ledger is there; the caller has its answer in any case."""
+        with contextlib.suppress(LedgerDownError):
+            await self._record(source, error, body)
+
     async def _record(self, source: str, error: BadMessageError, body: bytes) -> None:
         self.refused += 1
         _log.info("submission refused", source=source, code=error.code, reason=str(error))
         faults = [fault.model_dump() for fault in error.faults]
         await self.queries.record_rejected_submission(source, error.code, str(error), faults, body)
         reach(Failpoint.REFUSAL_RECORDED)
+
+
+def _heard(asked: "asyncio.Task[Answer]") -> None:
+    """Nobody waits for what the ledger says any more."""
+    if not asked.cancelled():
+        asked.exception()
 
 
 def _fault(code: str, text: str, name: str = "") -> BadMessageError:

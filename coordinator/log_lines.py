@@ -7,7 +7,9 @@ on their machines. Blocking work on a thread; called for `GET /v1/jobs/{id}/logs
 
 import asyncio
 import contextlib
+import glob
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,6 +26,8 @@ SEARCH_S: Final = 2.0
 _BLOCK: Final = 1024 * 1024
 _LONGEST: Final = 4 * _BLOCK
 """A line that is longer is no line of ours."""
+
+_NUMBERED: Final = re.compile(r"\.[1-9][0-9]{0,2}").fullmatch
 
 
 @dataclass(slots=True)
@@ -96,15 +100,16 @@ def _blocks(path: Path, budget: _Budget) -> Iterator[bytes]:
 
 
 def _open_all(path: Path) -> list[BinaryIO]:
-    """Open the file and those that it was before, newest first, at once: it may be begun anew meanwhile."""
+    """Open the file and those that it was before, newest first, at once: it may be begun anew meanwhile.
+
+    A number may be missing: its program was killed while it moved them on.
+    """
+    numbers = {int(one.suffix[1:]) for one in path.parent.glob(f"{glob.escape(path.name)}.*") if _NUMBERED(one.suffix)}
     found: list[BinaryIO] = []
-    with contextlib.suppress(OSError):
-        found.append(path.open("rb"))
-    number = 1
-    with contextlib.suppress(OSError):
-        while True:
-            found.append(path.with_name(f"{path.name}.{number}").open("rb"))
-            number += 1
+    last = max(numbers, default=0)
+    for name in (path.name, *(f"{path.name}.{number}" for number in sorted({*numbers, last + 1}))):
+        with contextlib.suppress(OSError):
+            found.append(path.with_name(name).open("rb"))
     return found
 
 

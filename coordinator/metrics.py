@@ -2,7 +2,8 @@
 
 Counters and histograms are this coordinator's own: sum them over the coordinators. Gauges of jobs, lanes and workers
 are the ledger's: every coordinator says the same, so take one of them (`max`). Labels are words of the protocol, kinds,
-lanes (the fullest MOST_LANES, the rest as `other`), routes and loops: nobody outside makes new ones at will.
+lanes (the fullest MOST_LANES, the rest as `other`), configured sources, routes and loops: nobody outside makes new ones
+at will.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from shared.states import AttemptOutcome, JobState
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 MOST_LANES: Final = 200
+MOST_KINDS: Final = 50
 
 _SECONDS: Final = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
 _COMMIT_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
@@ -35,6 +37,7 @@ class Reading:
     counts: Mapping[str, int] | None = None  # jobs by state
     lanes: Sequence[Mapping[str, Any]] = ()
     workers: Sequence[Mapping[str, Any]] = ()
+    publications: Sequence[Mapping[str, Any]] = ()  # what is not published, by source
 
 
 class Metrics:
@@ -141,6 +144,10 @@ class _Read:
         yield _counter("tandem_reports", "Reports by the ledger's verdict.", verdicts, ["verdict"])
         tries = [((why,), count) for why, count in counts["callbacks_failed"].items()]
         yield _counter("tandem_callbacks_failed", "Tries of callbacks that failed.", tries, ["why"])
+        events = [((source, end), count) for source, ends in status["hooks"].items() for end, count in ends.items()]
+        yield _counter("tandem_hook_events", "Events of a CMS, by what they came to.", events, ["source", "end"])
+        tries = [((source,), count) for source, count in counts["publications_failed"].items()]
+        yield _counter("tandem_publications_failed", "Tries to publish that failed.", tries, ["source"])
         for name, (key, text) in _COUNTED.items():
             yield _counter(name, text, [((), counts[key])])
         yield _gauge("tandem_set_aside", "Workers set aside, by lane.", [((), counts["set_aside"])])
@@ -153,13 +160,21 @@ class _Read:
         yield _gauge("tandem_jobs", "Jobs by state.", [((state,), jobs) for state, jobs in counts.items()], ["state"])
         lanes = _bounded(self.reading.lanes)
         rows: list[_Row]
-        rows = [((n, what), lane[what]) for n, lane in lanes.items() for what in ("waiting", "offered", "processing")]
+        rows = [((n, what), lane[what]) for n, lane in lanes.items() for what in _LIVE]
         yield _gauge("tandem_lane_jobs", "Jobs that are not settled, by lane.", rows, ["lane", "state"])
+        kinds = _by_kind(self.reading.lanes)
+        rows = [((kind, what), jobs[what]) for kind, jobs in kinds.items() for what in _LIVE]
+        yield _gauge("tandem_kind_jobs", "Jobs that are not settled, by kind.", rows, ["kind", "state"])
         rows = [((name,), lane["waits_s"]) for name, lane in lanes.items()]
         yield _gauge("tandem_lane_waits_seconds", "How long the oldest due job waits.", rows, ["lane"])
         rows = [((name,), lane["paused"]) for name, lane in lanes.items()]
         yield _gauge("tandem_lane_paused", "1 = paused by a person.", rows, ["lane"])
         yield _gauge("tandem_workers", "Workers by state.", list(_workers(self.reading.workers)), ["state"])
+        undone = self.reading.publications
+        rows = [((row["source"], what), row[what]) for row in undone for what in ("waiting", "failed")]
+        yield _gauge("tandem_publications_undone", "Results that are not published.", rows, ["source", "state"])
+        rows = [((row["source"],), row["paused"]) for row in undone]
+        yield _gauge("tandem_site_paused", "1 = nothing is published there: it refuses us.", rows, ["source"])
 
 
 _COUNTED: Final = {
@@ -176,11 +191,15 @@ _COUNTED: Final = {
     "tandem_results_published": ("published", "Results that RESULTS has acknowledged."),
     "tandem_callbacks_delivered": ("callbacks_delivered", "Callbacks that were taken."),
     "tandem_callbacks_given_up": ("callbacks_given_up", "Callbacks given up."),
+    "tandem_publications_done": ("publications_done", "Results that are published."),
+    "tandem_publications_given_up": ("publications_given_up", "Results that are not tried to publish any more."),
     "tandem_effects_lost": ("effects_lost", "Effects that were left to the reconciler."),
     "tandem_mended_missing": ("mended_missing", "Offers whose message was missing."),
     "tandem_mended_orphaned": ("mended_orphaned", "Messages of jobs that were not offered."),
     "tandem_jobs_moved": ("moved", "Waiting jobs moved to another of their models."),
 }
+
+_LIVE: Final = ("waiting", "offered", "processing")
 
 _Row = tuple[tuple[str, ...], float]
 _Rows = Sequence[_Row]
@@ -207,12 +226,25 @@ def _bounded(lanes: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     for number, lane in enumerate(ordered):
         into = found.setdefault(
             lane["name"] if number < MOST_LANES else "other",
-            {"waiting": 0, "offered": 0, "processing": 0, "waits_s": 0, "paused": 0},
+            {**dict.fromkeys(_LIVE, 0), "waits_s": 0, "paused": 0},
         )
-        for what in ("waiting", "offered", "processing"):
+        for what in _LIVE:
             into[what] += lane[what]
         into["waits_s"] = max(into["waits_s"], lane["waits_s"] or 0.0)
         into["paused"] = max(into["paused"], float(lane["paused"]))
+    return found
+
+
+def _by_kind(lanes: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return what is in the lanes of each kind, of the MOST_KINDS with most to do; all others as one."""
+    found: dict[str, dict[str, float]] = {}
+    for lane in lanes:
+        into = found.setdefault(lane["name"].partition(".")[0], dict.fromkeys(_LIVE, 0))
+        for what in _LIVE:
+            into[what] += lane[what]
+    ordered = sorted(found, key=lambda kind: -sum(found[kind].values()))
+    if rest := [found.pop(kind) for kind in ordered[MOST_KINDS:]]:
+        found["other"] = {what: sum(jobs[what] for jobs in rest) for what in _LIVE}
     return found
 
 

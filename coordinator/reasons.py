@@ -68,7 +68,8 @@ class Reasons:
         if how not in ("free", "busy"):
             return [how]
         aside = self.directory.aside_of(name)
-        lines = [f"set aside in {one['lane']}: {one['reason']}; back in {ago(one['back_in_s'])}" for one in aside]
+        lines = [f"backend down: {', '.join((one.kind, *one.models))}" for one in row.presence.down]
+        lines += [f"set aside in {one['lane']}: {one['reason']}; back in {ago(one['back_in_s'])}" for one in aside]
         if how == "busy" or any(serves(row.presence, lane) for lane in with_work - {one["lane"] for one in aside}):
             return lines
         return [*lines, "no lane that it serves has work"]
@@ -111,6 +112,8 @@ class Reasons:
             return str(presence.state)
         if why := presence.facts.get("not_pulling"):
             return str(why)
+        if lane and not serves(presence, lane):
+            return "backend down"
         if self.directory.is_aside(row.name, lane):
             return "set aside"
         return "free" if presence.slots > len(presence.busy) else "busy"

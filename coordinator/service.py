@@ -8,9 +8,10 @@ web: HTTP on the same ledger
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
@@ -31,12 +32,12 @@ from coordinator.effects import Effects
 from coordinator.enrolment import Enrolment
 from coordinator.feed import Feed
 from coordinator.heartbeats import Heartbeats
-from coordinator.hooks.config import load_if
-from coordinator.hooks.hooks import Hooks, sites_of
+from coordinator.hooks.config import Source, load_if
+from coordinator.hooks.hooks import LEDGER_S, Hooks, sites_of
 from coordinator.intake import Intake
 from coordinator.lanes import LaneConsumers
 from coordinator.ledger.access_tokens import AccessTokens
-from coordinator.ledger.database import open_pool
+from coordinator.ledger.database import lent_pool
 from coordinator.ledger.invitations import Invitations
 from coordinator.ledger.kept import KeptRows
 from coordinator.ledger.ledger import Ledger
@@ -101,6 +102,7 @@ class Coordinator:
     reconciler: Reconciler
     results: Results
     intake: Intake
+    hooks: Hooks
     reports: Reports
     claims: Claims
     heartbeats: Heartbeats
@@ -124,6 +126,8 @@ class Coordinator:
             "ledger": self.ledger.status(),
             "store": self.store.status(),
             "loops": {loop.name: loop.status() for loop in self.loops},
+            "hooks": self.hooks.status(),
+            "publishing": self.publisher.status(),
             "counts": {
                 "admitted": self.intake.admitted,
                 "refused": self.intake.refused,
@@ -148,9 +152,9 @@ class Coordinator:
                 "callbacks_delivered": self.callbacks.delivered,
                 "callbacks_failed": dict(self.callbacks.failed),
                 "callbacks_given_up": self.callbacks.given_up,
-                "publications_done": self.publisher.published,
+                "publications_done": self.publisher.published.total(),
                 "publications_failed": dict(self.publisher.failed),
-                "publications_given_up": self.publisher.given_up,
+                "publications_given_up": self.publisher.given_up.total(),
                 "effects_lost": self.effects.lost,
                 "mended_missing": self.reconciler.mended.missing,
                 "mended_unrecorded": self.reconciler.mended.unrecorded,
@@ -189,7 +193,7 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
     tokens = UploadTokens.load_or_create(settings.secrets / "upload-token.key")
     async with (
         contextlib.AsyncExitStack() as stack,
-        await open_pool(dsn, min_size=0) as pool,
+        lent_pool(dsn, min_size=0) as pool,
         _bus(settings, "coordinator", settings.nats_seed) as bus,
         asyncio.TaskGroup() as tasks,
     ):
@@ -224,9 +228,9 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
                 tokens,
                 store=store,
                 publications=publications,
+                sources=sources,
             )
-            submit, record = coordinator.intake.take, coordinator.queries.record_rejected_submission
-            hooks = await stack.enter_async_context(Hooks(sources, submit, record))
+            hooks = await stack.enter_async_context(coordinator.hooks)
             retention = Retention(KeptRows(pool), settings.ages())
             coordinator.loops.append(Loop("retention", retention.once, every_s=settings.retention_s))
             coordinator.trimmed = retention.trimmed
@@ -299,6 +303,7 @@ def _compose(
     *,
     store: WatchedStore,
     publications: Publications,
+    sources: Mapping[str, Source],
 ) -> Coordinator:
     policy, lanes = settings.policy(), effects.lanes
     directory = Directory(
@@ -318,6 +323,8 @@ def _compose(
     secrets = CallbackSecrets.load_or_create(settings.secrets / "callback.key", settings.callback_secrets)
     callbacks = Callbacks(queries, secrets.of, settings.callback_allow)
     publisher = Publisher(publications, store, settings.wordpress)
+    intake = Intake(bus, ledger, queries, directory, dispatcher, settings)
+    hooks = Hooks(sources, partial(intake.submit, patience_s=LEDGER_S), queries.record_rejected_submission)
     departures = None
     if watcher is not None:
         departures = Departures(
@@ -380,7 +387,8 @@ def _compose(
         reaper=reaper,
         reconciler=reconciler,
         results=results,
-        intake=Intake(bus, ledger, queries, directory, dispatcher, settings),
+        intake=intake,
+        hooks=hooks,
         reports=Reports(bus, ledger, queries, directory),
         claims=claims,
         heartbeats=heartbeats,
@@ -501,7 +509,7 @@ async def _check_listen(host: str, access: Access, dsn: str) -> None:
         check_listen(host, access)
     except ConfigurationError:
         await migrate(dsn)
-        async with await open_pool(dsn, min_size=0, max_size=1) as pool:
+        async with lent_pool(dsn, min_size=0, max_size=1) as pool:
             await Tokens(AccessTokens(pool), access).once()
         check_listen(host, access)
 

@@ -6,7 +6,7 @@ agent may send, is held against it.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -134,8 +134,11 @@ class Directory:
         return [one.shown() for (name, _), one in sorted(self.aside.items()) if name == worker]
 
     def capable(self, lane: str) -> frozenset[str]:
-        """Return the workers, present or known, that serve a lane; those set aside too, since they come back."""
-        return frozenset(row.name for row in self.rows.values() if row.presence and serves(row.presence, lane))
+        """Return the workers, present or known, that serve a lane.
+
+        Those set aside too, and those whose backend is down: they come back.
+        """
+        return frozenset(row.name for row in self.rows.values() if row.presence and will_serve(row.presence, lane))
 
     def free_slots(self, lane: str, excluded: frozenset[str] = frozenset()) -> int:
         """Return how many jobs of a lane its present, ready workers could start now."""
@@ -161,7 +164,7 @@ class Directory:
     def standing(self, lane: str, excluded: frozenset[str] = frozenset(), /) -> Standing:
         """Return what the jobs of a lane can expect of all workers but `excluded`."""
         capable = self.capable(lane) - excluded
-        able = [self.rows[name] for name in capable if not self.is_aside(name, lane)]
+        able = [row for name in capable if serves_now(row := self.rows[name], lane) and not self.is_aside(name, lane)]
         if any(self.is_ready(row) or self.is_expected(row) for row in able):
             return Standing.PRESENT
         return Standing.KNOWN if capable else Standing.NOBODY
@@ -193,21 +196,32 @@ class Directory:
         return said.state is row.wanted is WorkerState.READY
 
     def _able(self, lane: str) -> frozenset[str]:
-        return frozenset(name for name in self.capable(lane) if self.is_ready(self.rows[name]))
+        return frozenset(row.name for row in self.rows.values() if serves_now(row, lane) and self.is_ready(row))
 
     def kinds(self) -> frozenset[str]:
         """Return every kind that a known worker can do."""
-        return frozenset(c.kind for row in self.rows.values() if row.presence for c in row.presence.capabilities)
+        said = [row.presence for row in self.rows.values() if row.presence]
+        return frozenset(c.kind for presence in said for c in (*presence.capabilities, *presence.down))
 
 
 def serves(presence: Presence, lane: str) -> bool:
     """Say whether an agent with these capabilities runs jobs of a lane; `*` serves every model and `any`."""
-    return any(True for _ in _serving(presence, lane))
+    return any(True for _ in _serving(presence.capabilities, lane))
 
 
-def _serving(presence: Presence, lane: str) -> Iterator[Capability]:
+def will_serve(presence: Presence, lane: str) -> bool:
+    """Say whether it does, or will when a backend of its that is down is back."""
+    return any(True for _ in _serving((*presence.capabilities, *presence.down), lane))
+
+
+def serves_now(row: WorkerRow, lane: str) -> bool:
+    """Say whether a worker could run jobs of a lane when it was last heard of."""
+    return row.presence is not None and serves(row.presence, lane)
+
+
+def _serving(capabilities: Iterable[Capability], lane: str) -> Iterator[Capability]:
     kind, _, slug = lane.partition(".")
-    for capability in presence.capabilities:
+    for capability in capabilities:
         if capability.kind == kind and (
             slug == subjects.ANY or any(model == "*" or subjects.slug(model) == slug for model in capability.models)
         ):
@@ -215,7 +229,7 @@ def _serving(presence: Presence, lane: str) -> Iterator[Capability]:
 
 
 def _executors(row: WorkerRow, lane: str) -> list[str]:
-    return [capability.executor for capability in _serving(row.presence, lane)] if row.presence else []
+    return [capability.executor for capability in _serving(row.presence.capabilities, lane)] if row.presence else []
 
 
 def lanes_of(presence: Presence, known: frozenset[str]) -> list[str]:

@@ -34,21 +34,25 @@ from shared.client_answers import (
     JobPage,
     JobView,
     LaneLine,
+    PausedSite,
     PredictedFinish,
     PublicationLine,
     RefusedRequestError,
     Rejected,
     RejectedResult,
     RejectedSubmission,
+    RunningLine,
     Submitted,
     UndeliveredLine,
+    Unpublished,
+    UnpublishedLine,
     WorkerLine,
 )
 from shared.client_calls import Calls
 from shared.client_http import Http, read
 from shared.client_nats import Nats
 from shared.client_wait import wait_for
-from shared.errors import ConfigurationError, UnreachableError
+from shared.errors import ConfigurationError, TandemError
 from shared.ids import NAME_PATTERN
 from shared.wire import ResultMessage
 
@@ -63,6 +67,7 @@ __all__ = [
     "JobPage",
     "JobView",
     "LaneLine",
+    "PausedSite",
     "PredictedFinish",
     "PublicationLine",
     "RefusedRequestError",
@@ -70,14 +75,17 @@ __all__ = [
     "RejectedResult",
     "RejectedSubmission",
     "ResultMessage",
+    "RunningLine",
     "SubmitOutcome",
     "Submitted",
     "UndeliveredLine",
+    "Unpublished",
+    "UnpublishedLine",
     "WorkerLine",
 ]
 
-SubmitOutcome: TypeAlias = Submitted | RefusedRequestError | UnreachableError
-"""What became of one of many submissions."""
+SubmitOutcome: TypeAlias = Submitted | TandemError
+"""What became of one of many submissions: RefusedRequestError, UnreachableError, or an answer that is no Tandem's."""
 
 _SCHEMES: Final = {"http": "http", "https": "http", "nats": "nats", "tls": "nats", "natss": "nats"}
 _AT_ONCE: Final = 16
@@ -105,6 +113,7 @@ class Client(Calls):
         self.url = url
         self._http_side: Http | None = None
         self._nats_side: Nats | None = None
+        self._queued: set[UUID] = set()  # taken while the ledger was away
         match _SCHEMES.get(scheme) if rest else None:
             case "http":
                 self._http_side = Http(url, token, timeout_s)
@@ -142,12 +151,15 @@ class Client(Calls):
 
         Over NATS the answer says that it is stored: a coordinator admits it, or puts on record why not (`rejected`).
         """
-        body = submission if isinstance(submission, bytes) else orjson.dumps(dict(submission))
+        body = submission if isinstance(submission, bytes) else _encoded(submission)
         if self._nats_side is not None:
             return await self._nats_side.submit(body)
         status, answer = await self._http.ask("POST", "/v1/jobs", body=body)
         how = {200: "same", 201: "created"}.get(status, "queued")
-        return read(Submitted, {**answer, "how": how, "state": answer.get("state", "pending")})
+        sent = read(Submitted, {**answer, "how": how, "state": answer.get("state", "pending")})
+        if sent.how == "queued":
+            self._queued.add(sent.id)
+        return sent
 
     async def submit_many(
         self, submissions: Iterable[Mapping[str, Any] | bytes], *, at_once: int = _AT_ONCE
@@ -159,7 +171,7 @@ class Client(Calls):
             async with turns:
                 try:
                     return await self.submit(submission)
-                except (RefusedRequestError, UnreachableError) as error:
+                except TandemError as error:
                     return error
 
         async with asyncio.TaskGroup() as group:
@@ -167,8 +179,8 @@ class Client(Calls):
         return [task.result() for task in tasks]
 
     async def wait(self, job_id: UUID | str) -> JobView:
-        """Return the job once it is settled; a server that is away for a while is borne."""
-        return await wait_for(self._http, job_id)
+        """Return the job once it is settled; a server, or a ledger, that is away for up to a minute is borne."""
+        return await wait_for(self._http, job_id, may_be_unknown=UUID(str(job_id)) in self._queued)
 
     def results(self) -> AsyncGenerator[ResultMessage, None]:
         """Yield the results of this source (NATS), oldest first, for ever and over all reconnects.
@@ -189,3 +201,10 @@ class Client(Calls):
             msg = f"this is there over HTTP only, and {self.url} is NATS"
             raise ConfigurationError(msg)
         return self._http_side
+
+
+def _encoded(submission: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(dict(submission))
+    except TypeError as error:
+        raise RefusedRequestError(422, "invalid", f"not JSON: {error}", []) from None

@@ -158,6 +158,28 @@ class JobView(JobLine):
     actions: list[ActionLine] = []
 
 
+class RunningLine(Answer):
+    """A job that a worker is at. Durations in seconds."""
+
+    id: UUID
+    key: str | None = None
+    source: str
+    kind: str
+    model: str | None = None
+    worker: str
+    lane: str
+    epoch: int
+    attempt: int = 0
+    max_attempts: int = 0
+    claimed_at: datetime
+    stage: str | None = None
+    progress: float | None = None
+    since_s: float
+    heartbeat_age_s: float | None = None
+    lease_left_s: float
+    predicted_finish: PredictedFinish | None = None
+
+
 class JobPage(Answer):
     """A page of jobs, newest first; `next` is the next page's cursor."""
 
@@ -185,6 +207,38 @@ class HeartbeatLine(Answer):
     elapsed_s: float
     progress: float | None = None
     detail: str | None = None
+
+
+class UnpublishedLine(Answer):
+    """A result that is not published yet, or can't be."""
+
+    job_id: UUID
+    epoch: int
+    source: str
+    kind: str
+    post: str | None = None
+    attempts: int
+    since: datetime
+    next_at: datetime | None = None
+    tried_at: datetime | None = None
+    failed_at: datetime | None = None
+    error: str | None = None
+
+
+class PausedSite(Answer):
+    """A source for which nothing is published until its site lets us in again."""
+
+    source: str
+    reason: str
+    since: datetime
+    check_at: datetime | None = None
+
+
+class Unpublished(Answer):
+    """What is not published, newest first, and where nothing is."""
+
+    unpublished: list[UnpublishedLine]
+    paused: list[PausedSite]
 
 
 class UndeliveredLine(Answer):
@@ -221,6 +275,7 @@ class LaneLine(Answer):
     name: str
     paused: bool
     waiting: int
+    due: int = 0  # of those that wait
     offered: int
     processing: int
     waits_s: float | None = None
@@ -237,6 +292,7 @@ class RejectedResult(Answer):
     reason: str
     current_epoch: int
     at: datetime
+    late_s: float | None = None  # after the end of its attempt
 
 
 class RejectedSubmission(Answer):

@@ -16,8 +16,10 @@ from shared.client_answers import (
     JobPage,
     JobView,
     LaneLine,
+    PublicationLine,
     Rejected,
     UndeliveredLine,
+    Unpublished,
     WorkerLine,
 )
 from shared.client_http import Http, read, read_list
@@ -101,6 +103,10 @@ class Calls(ABC):
         """Return the last callbacks that were given up."""
         return read_list(UndeliveredLine, await self._http.get("/v1/callbacks", _limit(limit)), "undelivered")
 
+    async def unpublished(self, limit: int | None = None) -> Unpublished:
+        """Return what is not published in a CMS yet, or failed, and the sources whose site is paused."""
+        return read(Unpublished, await self._http.get("/v1/publications", _limit(limit)))
+
     async def status(self) -> dict[str, Any]:
         """Return what /status says."""
         return await self._http.get("/status")
@@ -131,6 +137,15 @@ class Calls(ABC):
         """Have a job's last callback sent again; refused (409) if it never had one."""
         _, answer = await self._http.ask("POST", f"/v1/jobs/{job_id}/callbacks/again", body=b"")
         return read_list(CallbackLine, answer, "callbacks")
+
+    async def publish_again(self, job_id: UUID | str) -> list[PublicationLine]:
+        """Have a job's last result published again; refused (409) if nothing is to be, or it is tried by itself."""
+        _, answer = await self._http.ask("POST", f"/v1/jobs/{job_id}/publications/again", body=b"")
+        return read_list(PublicationLine, answer, "publications")
+
+    async def check_site(self, source: str) -> None:
+        """Have a source's paused site looked at now; refused (409) if it is not paused."""
+        await self._http.ask("POST", f"/v1/publications/{quote(source, safe='')}/check", body=b"")
 
     async def order(self, worker: str, order: Literal["drain", "pause", "resume"]) -> None:
         """Tell a worker what it is to do."""

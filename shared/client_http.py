@@ -8,7 +8,7 @@ import orjson
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from shared.client_answers import RefusedRequestError
-from shared.errors import TandemError, UnreachableError
+from shared.errors import ConfigurationError, TandemError, UnreachableError
 from shared.wire import Fault
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -21,10 +21,18 @@ class Http:
     """Requests to one server; opened and closed by the client that has it."""
 
     def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
-        """`url` without a path; `timeout_s` bounds each request, but not a stream of events."""
+        """`url` without a path; `timeout_s` bounds each request, of a file or of events each silence.
+
+        ConfigurationError for a token that no header can carry.
+        """
+        if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token):
+            msg = "the token must be printable ASCII, without spaces or line breaks around it"
+            raise ConfigurationError(msg)
         self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._file_timeout = aiohttp.ClientTimeout(total=None, connect=timeout_s, sock_read=timeout_s)
         self._stream_timeout = aiohttp.ClientTimeout(total=None, connect=timeout_s, sock_read=_SILENCE_S)
         self._session: aiohttp.ClientSession | None = None
 
@@ -66,7 +74,7 @@ class Http:
     async def content(self, path: str) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of an answer."""
         try:
-            async with self._opened().get(self.url + path, allow_redirects=False) as answer:
+            async with self._opened().get(self.url + path, timeout=self._file_timeout, allow_redirects=False) as answer:
                 if answer.status != 200:  # noqa: PLR2004
                     raise _refused(answer.status, await answer.read())
                 async for chunk in answer.content.iter_chunked(_CHUNK_BYTES):
@@ -94,6 +102,8 @@ class Http:
         return self._session
 
     def _unreachable(self, error: Exception) -> UnreachableError:
+        if isinstance(error, TimeoutError):
+            return UnreachableError(f"no answer from {self.url} within {self._timeout_s:g} s")
         if isinstance(error, aiohttp.ClientConnectorError):
             error = error.os_error
         why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

@@ -14,7 +14,7 @@ import structlog
 from pydantic import ValidationError
 
 from shared import subjects
-from shared.bus import ApiError, Bus, BusDown, BusTimeout, Denied, Message, NoResponders, TooLarge
+from shared.bus import ApiError, Bus, BusDown, BusError, BusTimeout, Denied, Message, NoResponders, TooLarge
 from shared.client_answers import RefusedRequestError, Submitted
 from shared.errors import UnreachableError
 from shared.ids import job_id_of
@@ -127,7 +127,7 @@ class Nats:
     async def _keep(self, message: Message) -> None:
         while True:
             await asyncio.sleep(_KEEP_S)
-            with contextlib.suppress(BusDown):
+            with contextlib.suppress(BusError):
                 await self.bus.publish(message.reply, b"+WPI")
 
     async def _ack(self, message: Message) -> None:

@@ -20,9 +20,17 @@ _AGAIN_S: Final = 5.0
 _PATIENCE_S: Final = 60.0
 """How long a server that can't be reached is borne: a coordinator that is restarted is back by then."""
 
+_NOT_FOUND: Final = 404
+_SERVER_ERROR: Final = 500
 
-async def wait_for(http: Http, job_id: UUID | str) -> JobView:
-    """Return the job once it is settled. UnreachableError after a minute without an answer, or RefusedRequestError."""
+
+async def wait_for(http: Http, job_id: UUID | str, *, may_be_unknown: bool = False) -> JobView:
+    """Return the job once it is settled.
+
+    UnreachableError, or the server's own error, after a minute without a proper answer; RefusedRequestError at once
+    for what only a person can change. `may_be_unknown`: it was taken while the ledger was away, and is yet to be
+    admitted.
+    """
     loop = asyncio.get_running_loop()
     answered_at = loop.time()
     async with _listening(http, job_id) as ear:
@@ -30,8 +38,8 @@ async def wait_for(http: Http, job_id: UUID | str) -> JobView:
             ear.news.clear()
             try:
                 job = read(JobView, await http.get(f"/v1/jobs/{job_id}"))
-            except UnreachableError:
-                if loop.time() - answered_at > _PATIENCE_S:
+            except (UnreachableError, RefusedRequestError) as error:
+                if not _passes(error, may_be_unknown) or loop.time() - answered_at > _PATIENCE_S:
                     raise
             else:
                 answered_at = loop.time()
@@ -40,6 +48,13 @@ async def wait_for(http: Http, job_id: UUID | str) -> JobView:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_HEARING_S if ear.hears else _ASK_S):
                     await ear.news.wait()
+
+
+def _passes(error: UnreachableError | RefusedRequestError, may_be_unknown: bool) -> bool:  # noqa: FBT001 - private
+    """Say whether it is worth asking again: a proxy speaks for a coordinator that is away, the ledger comes back."""
+    if isinstance(error, UnreachableError):
+        return True
+    return error.status >= _SERVER_ERROR or (may_be_unknown and error.status == _NOT_FOUND)
 
 
 @dataclass(slots=True)

@@ -76,7 +76,23 @@ class _PrivateFile(RotatingFileHandler):
     _failures = 0
 
     def _open(self) -> Any:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_private)
+        is_cut = _is_cut_short(Path(self.baseFilename))
+        stream = open(self.baseFilename, self.mode, encoding=self.encoding, opener=_private)  # noqa: SIM115 - closed there
+        if is_cut:
+            stream.write("\n")  # what a killed program wrote of its last line spoils no other
+        return stream
+
+    def doRollover(self) -> None:  # noqa: N802 - its name there
+        """Move each file on by one, up to the first number that is free: a kill may have come in between."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+        path = Path(self.baseFilename)
+        files = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, self.backupCount + 1))]
+        last = next((number for number, file in enumerate(files) if number and not file.exists()), self.backupCount)
+        for number in range(last, 0, -1):
+            files[number - 1].replace(files[number])
+        self.stream = self._open()
 
     def handleError(self, _record: logging.LogRecord) -> None:  # noqa: N802 - its name there
         """Say it the 1st, 2nd, 4th, 8th time."""
@@ -91,6 +107,15 @@ def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _is_cut_short(path: Path) -> bool:
+    """Say whether a file's last line has no end."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def _private(name: str, flags: int) -> int:

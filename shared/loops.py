@@ -50,7 +50,9 @@ class Loop:
         self._wakened.set()
 
     async def run(self) -> None:
-        """Run rounds until cancelled."""
+        """Run rounds until cancelled, also if that comes out of a round as another error, as it may of asyncpg."""
+        task = asyncio.current_task()
+        assert task is not None
         while True:
             self._wakened.clear()
             await asyncio.sleep(0)  # a round that awaits nothing and wakes itself must not starve the rest
@@ -68,6 +70,8 @@ class Loop:
                 self.failures, self.last_error, pause_s = 0, None, self.every_s
                 self._told = False
                 self.rounds += 1
+            if task.cancelling():
+                raise asyncio.CancelledError
             if self.failures:
                 await asyncio.sleep(min(pause_s, 1.0))  # a wake must not turn an outage into a busy loop
             with contextlib.suppress(TimeoutError):

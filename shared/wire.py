@@ -108,6 +108,7 @@ class Presence(Open):
     rank: int = Field(default=0, ge=0, le=9)  # priority of its pulls; 0 is served first
     state: WorkerState = WorkerState.READY
     capabilities: list[Capability] = Field(default=[], max_length=100)
+    down: list[Capability] = Field(default=[], max_length=100)  # what it runs when their backends are back
     warm: list[str] = []
     busy: list[Busy] = Field(default=[], max_length=10_000)
     as_of: AwareDatetime | None = None  # what the last answer said: this was sent after it
@@ -185,6 +186,14 @@ class GrantedJob(Open):
     priority: str = "normal"
 
 
+class Failure(Open):
+    """What ended an attempt that is charged to the job."""
+
+    code: str
+    verdict: str | None = None  # its `detail.verdict`, if its agent said one
+    here: bool = False  # it was the claiming worker's
+
+
 class Granted(Open):
     """The claim's lease is the agent's."""
 
@@ -195,7 +204,7 @@ class Granted(Open):
     heartbeat_s: float
     deadline_s: float  # from now, for the whole attempt
     no_progress_s: float | None = None  # how long the generator may be silent, learned; None: the agent's own limit
-    unexplained: int = 0  # attempts charged to the job whose error no table knew (`detail.verdict` "unknown")
+    failures: list[Failure] | None = None  # what is charged to the job, the oldest first; None: that is not known
     upload: Upload
     job: GrantedJob
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from agent.host import Clock
 from shared.states import ErrorClass
-from shared.wire import Capability
+from shared.wire import Capability, Failure
 
 
 class ExecutorError(Exception):
@@ -63,7 +63,7 @@ class RunnableJob:
     labels: Mapping[str, str]
     open_workspace: Callable[[], Path]
     no_progress_s: float | None = None  # how long its generator may be silent, learned; None: not known
-    unexplained: int = 0  # how often it failed, on whichever worker, by an error that no table knows
+    failures: Sequence[Failure] | None = None  # what is charged to it, whichever worker met it; None: not known
 
     @property
     def workspace(self) -> Path:
@@ -156,7 +156,7 @@ class Backed(Protocol):
         """Take what the agent offers; called once, before `start`."""
 
     def known(self) -> list[Capability]:
-        """Return what it could run when its backend was last seen, down or not."""
+        """Return what it could run when its backend was last seen, down or not; else what its settings say."""
 
     @property
     def up(self) -> bool:

@@ -40,6 +40,7 @@ _TURNS = 2
 _AGAIN = frozenset({OUT_OF_MEMORY, "input_missing"})
 """What is tried once more here: with memory freed, with the input images uploaded again."""
 _DIED = Finding(Verdict.RETRY_THEN_ROUTE, "server_died")
+_NOT_BEGUN = Finding(Verdict.BUSY, "busy")
 _log = structlog.get_logger()
 
 
@@ -74,6 +75,14 @@ class ComfyUIExecutor(HttpExecutor):
     def status(self) -> dict[str, Any]:
         """Return what a person wants to know of the server; `missing`: the files that configured models lack."""
         return {**super().status(), "missing": self._missing}
+
+    def expected(self) -> list[Capability]:
+        """Return the models of the settings."""
+        return self._offering(list(self.settings.models))
+
+    def _offering(self, models: list[str]) -> list[Capability]:
+        models += ["*"] if self.settings.workflows else []
+        return [Capability(kind="image", models=models, executor=self.name)] if models else []
 
     def lacks(self) -> dict[str, str]:
         """Return the configured models that lack files."""
@@ -127,10 +136,8 @@ class ComfyUIExecutor(HttpExecutor):
         self._missing = missing
         await self._see_loaded()
         models = [name for name in self.settings.models if name not in missing]
-        models += ["*"] if self.settings.workflows else []
-        offered = [Capability(kind="image", models=models, executor=self.name)] if models else []
         warm = [self._loaded] if self._loaded in models else []
-        return Found(capabilities=offered, warm=warm, version=str(system["comfyui_version"]))
+        return Found(capabilities=self._offering(models), warm=warm, version=str(system["comfyui_version"]))
 
     async def generate_a_little(self) -> None:
         """Have a tiny picture made, and look at it."""
@@ -175,12 +182,19 @@ class ComfyUIExecutor(HttpExecutor):
             fault = failed.fault
             facts = {"status": fault.status, "version": self.found.version}
             raise self.judge.verdict(job, fault.finding, fault.text, **facts) from None
-        except (Away, Refused) as error:
+        except Away as error:
+            raise BackendDown("unreachable", str(error)) from None
+        except Refused as error:  # when its inputs were put there, or its images fetched
+            self.hold_back(str(error))
+            if self.judge.met_before(job, "unreachable"):
+                raise self.judge.verdict(job, _DIED, f"the server is gone at this job again: {error}") from None
             raise BackendDown("unreachable", str(error)) from None
         except NoAnswer as error:
             raise Transient("no_answer", str(error)) from None
         except _NeverBegun as late:
-            raise BackendDown("busy", f"the server did not begin with it: {late}") from None
+            said = f"the server did not begin with it: {late}"
+            self.hold_back(said)
+            raise self.judge.verdict(job, _NOT_BEGUN, said, version=self.found.version) from None
         except OutOfTime as late:
             self.hold_back(f"no progress: {late}")  # until a tiny picture shows that its worker lives
             raise Transient("no_progress", f"stopped: {late}", {"clock": late.limit}) from None

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import aiohttp
 
@@ -85,8 +85,8 @@ class Client:
         """Return what runs and waits."""
         body = await self._get_object("/queue")
         running, pending = body.get("queue_running"), body.get("queue_pending")
-        if not isinstance(running, list) or not isinstance(pending, list):
-            msg = "/queue: no lists"
+        if not _are_entries(running) or not _are_entries(pending):
+            msg = "/queue: no lists of prompts"
             raise NoAnswer(msg)
         ordered = sorted(pending, key=lambda entry: (entry[0], entry[1]))  # it is sent in a heap's order
         return Queue(tuple(entry[1] for entry in running), tuple(entry[1] for entry in ordered))
@@ -205,6 +205,14 @@ class Client:
         except (aiohttp.ClientError, TimeoutError) as error:
             msg = f"{path}: {type(error).__name__}"
             raise NoAnswer(msg, path=path) from None
+
+
+def _are_entries(listed: Any) -> TypeGuard[list[tuple[float, str]]]:
+    """Whether it is a list of prompts, of whose entries number and id come first."""
+    return isinstance(listed, list) and all(
+        isinstance(entry, list) and len(entry) > 1 and isinstance(entry[0], int | float) and isinstance(entry[1], str)
+        for entry in listed
+    )
 
 
 def _parsed(text: str) -> dict[str, Any] | None:

@@ -75,6 +75,7 @@ class HttpExecutor(ABC):
         self.judge = Judge(self.name)
         self.surroundings = Surroundings()
         self.found = Found()
+        self._seen = False  # something was found
         self.running = 0
         self._settings = settings
         self._up = False
@@ -109,6 +110,10 @@ class HttpExecutor(ABC):
     async def work(self, job: RunnableJob, progress: Progress) -> Product:
         """Do a job. When cancelled, return only when the backend has stopped, as far as that can be known."""
 
+    def expected(self) -> list[Capability]:
+        """Return what the settings say that it can run, if they say it."""
+        return []
+
     async def unload(self) -> None:  # noqa: B027 - some can't
         """Free the memory of its models, if it can."""
 
@@ -140,8 +145,8 @@ class HttpExecutor(ABC):
         return self._up
 
     def known(self) -> list[Capability]:
-        """Return what it could run when last seen."""
-        return self.found.capabilities
+        """Return what it could run when last seen; before that, what the settings say."""
+        return self.found.capabilities if self._seen else self.expected()
 
     def capabilities(self) -> list[Capability]:
         """Return what it can run right now."""
@@ -220,7 +225,7 @@ class HttpExecutor(ABC):
             return
         try:
             found = await self.look()
-            before, self.found = self.found, found
+            before, self.found, self._seen = self.found, found, True
             proven = await self._prove_if_due()
         except (BackendDown, Refused, CutOff, OutOfTime) as error:
             self._judge_up(None, str(error) or type(error).__name__)

@@ -20,7 +20,7 @@ from agent.executors.http import Found
 from agent.executors.text import TextExecutor
 from agent.executors.text_answer import Answer, Telling
 from agent.executors.text_order import Order, TextSettings
-from agent.executors.transport import Refused, lines, parsed, words_of
+from agent.executors.transport import Refused, amount, count, lines, parsed, part, words_of
 from agent.executors.verdicts import Finding, Verdict
 
 _LATEST = ":latest"
@@ -225,19 +225,19 @@ def _full(name: str) -> str:
 
 def _take(event: Mapping[str, Any], answer: Answer, telling: Telling) -> None:
     """Take one line of the stream."""
-    if "error" in event:
+    if event.get("error") is not None:
         raise Refused(None, words_of(event["error"]))
-    answer.model = event.get("model") or answer.model
-    message = event.get("message") or {}
-    if thought := message.get("thinking"):
+    answer.model = part(event.get("model"), str) or answer.model
+    message = part(event.get("message"), dict)
+    if thought := part(message.get("thinking"), str):
         telling.output(answer, thought, thinking=True)
-    if text := message.get("content"):
+    if text := part(message.get("content"), str):
         telling.output(answer, text)
     if event.get("done") is True:
-        answer.finish = event.get("done_reason") or "stop"
-        answer.prompt_tokens, answer.tokens = event.get("prompt_eval_count"), event.get("eval_count")
+        answer.finish = part(event.get("done_reason"), str) or "stop"
+        answer.prompt_tokens, answer.tokens = count(event.get("prompt_eval_count")), count(event.get("eval_count"))
         spent = {"load_s": "load_duration", "prompt_s": "prompt_eval_duration", "generation_s": "eval_duration"}
-        answer.timings = {name: event[key] / _NS for name, key in spent.items() if event.get(key)}
+        answer.timings = {name: took / _NS for name, key in spent.items() if (took := amount(event.get(key)))}
 
 
 def _instant(text: Any) -> datetime | None:

@@ -22,7 +22,7 @@ from agent.executors.http import Found
 from agent.executors.text import TextExecutor
 from agent.executors.text_answer import Answer, Telling
 from agent.executors.text_order import Order, TextSettings
-from agent.executors.transport import Refused, error_text, lines, parsed, words_of
+from agent.executors.transport import Refused, amount, count, error_text, lines, parsed, part, words_of
 
 LLAMA_CPP, MLX = "llama.cpp", "mlx"
 DEFAULT_MODEL = "default_model"
@@ -273,22 +273,22 @@ async def _events(content: aiohttp.StreamReader, telling: Telling) -> AsyncItera
 
 def _take(event: Mapping[str, Any], answer: Answer, telling: Telling) -> None:
     """Take one event of the stream; `choices` may be empty, `content` null or absent."""
-    if "error" in event:
-        error = event["error"]
+    if (error := event.get("error")) is not None:
         status = error.get("code") if isinstance(error, dict) else None
         raise Refused(status if isinstance(status, int) else None, words_of(error))
-    answer.model = event.get("model") or answer.model
-    for choice in (event.get("choices") or [])[:1]:
-        delta = choice.get("delta") or {}
-        if thought := delta.get("reasoning_content") or delta.get("reasoning"):
+    answer.model = part(event.get("model"), str) or answer.model
+    for entry in part(event.get("choices"), list)[:1]:
+        choice = part(entry, dict)
+        delta = part(choice.get("delta"), dict)
+        if thought := part(delta.get("reasoning_content") or delta.get("reasoning"), str):
             telling.output(answer, thought, thinking=True)
-        if text := delta.get("content") or choice.get("text"):
+        if text := part(delta.get("content") or choice.get("text"), str):
             telling.output(answer, text)
-        answer.finish = choice.get("finish_reason") or answer.finish
-    if used := event.get("usage"):
-        answer.prompt_tokens, answer.tokens = used.get("prompt_tokens"), used.get("completion_tokens")
-    if measured := event.get("timings"):
+        answer.finish = part(choice.get("finish_reason"), str) or answer.finish
+    if used := part(event.get("usage"), dict):
+        answer.prompt_tokens, answer.tokens = count(used.get("prompt_tokens")), count(used.get("completion_tokens"))
+    if measured := part(event.get("timings"), dict):
         spent = {"prompt_s": "prompt_ms", "generation_s": "predicted_ms"}
-        answer.timings = {name: measured[key] / 1000 for name, key in spent.items() if measured.get(key)}
-    if fingerprint := event.get("system_fingerprint"):
+        answer.timings = {name: took / 1000 for name, key in spent.items() if (took := amount(measured.get(key)))}
+    if fingerprint := part(event.get("system_fingerprint"), str):
         answer.facts["system_fingerprint"] = fingerprint

@@ -87,6 +87,11 @@ class Registry:
         """Return what can be run right now."""
         return [capability for executor in self._up() for capability in executor.capabilities()]
 
+    def down(self) -> list[Capability]:
+        """Return what can't be run now, but was the last time that its backend was seen."""
+        up = self._up()
+        return [found for executor in self._executors if executor not in up for found in _known(executor)]
+
     def able(self) -> bool:
         """Whether anything can be run right now."""
         return any(executor.capabilities() for executor in self._up())

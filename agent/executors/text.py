@@ -34,7 +34,7 @@ from shared.wire import Capability, faults_of
 KIND = "article"
 MOST_MODELS = 200
 
-EMPTY = Finding(Verdict.RETRY_THEN_ROUTE, "empty")
+EMPTY = Finding(Verdict.EITHER, "empty")
 NO_END = Finding(Verdict.RETRY_THEN_ROUTE, "no_end_marker")
 DIED = Finding(Verdict.RETRY_THEN_ROUTE, "cut_off")
 WRONG_MODEL = Finding(Verdict.ROUTE, "wrong_model")
@@ -66,6 +66,11 @@ class TextExecutor(HttpExecutor):
     @abstractmethod
     def same_model(self, asked: str, answered: str) -> bool:
         """Say whether the model that answered is the one that was asked."""
+
+    def expected(self) -> list[Capability]:
+        """Return the models of the settings."""
+        names = list(self.settings.models)
+        return [Capability(kind=KIND, models=names[:MOST_MODELS], executor=self.name)] if names else []
 
     def lacks(self) -> dict[str, str]:
         """Return the models of the settings that the server does not have."""

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
@@ -18,6 +18,10 @@ from agent.executors.base import BackendDown
 
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
 _MOST_ERROR_BYTES = 64 * 1024
+_MOST_AMOUNT = 1e15
+_MOST_RETRY_AFTER_S = 600.0
+"""A server that says nonsense must not keep its agent away for years."""
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +169,9 @@ async def _read(content: aiohttp.StreamReader, most_bytes: int) -> bytes:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return Retry-After in seconds; a date counts as none, for it would need the other's clock."""
+    """Return Retry-After in seconds, at most ten minutes; a date counts as none: it would need the other's clock."""
     text = headers.get("Retry-After", "")
-    return float(text) if text.isdecimal() else None
+    return min(float(text), _MOST_RETRY_AFTER_S) if text.isdecimal() else None
 
 
 def parsed(data: bytes) -> dict[str, Any]:
@@ -180,3 +184,24 @@ def parsed(data: bytes) -> dict[str, Any]:
         msg = "a part of the stream is no JSON object"
         raise CutOff(msg)
     return found
+
+
+def part(value: Any, kind: type[_Kind]) -> _Kind:
+    """Return a part of such an object, empty if it is absent or null; CutOff if it is of another kind."""
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        msg = f"a part of the stream is {type(value).__name__}, where {kind.__name__} belongs"
+        raise CutOff(msg)
+    return value
+
+
+def amount(value: Any) -> float | None:
+    """Return a number above zero; None for anything else: no answer is bad because a server counts oddly."""
+    return value if isinstance(value, int | float) and value is not True and 0 < value < _MOST_AMOUNT else None
+
+
+def count(value: Any) -> int | None:
+    """Return a whole number above zero; None for anything else."""
+    found = amount(value)
+    return None if found is None else int(found)

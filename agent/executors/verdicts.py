@@ -2,15 +2,15 @@
 
 The texts change between versions of the backends, so they are matched by what has stayed the same in them, the first
 row that fits counts. A text that no row knows is tried once more, on another worker, and then fails the job: never an
-endless circle. For the known, "once more" counts what the job met here: what another worker charged it for is no sign
-of the same fault.
+endless circle. "Once more" counts what the grant says that the job is charged for (`failures`): what is the job's own
+fault wherever it was met, what is a machine's where it was met here.
 Executors call `Judge.error` for what went wrong, and `Judge.refusal` before they begin.
 """
 
 import re
 import tomllib
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -20,12 +20,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from agent.executors.base import BackendDown, Elsewhere, ExecutorError, Permanent, RunnableJob, Transient
+from shared.wire import Failure
 
 UNKNOWN = "unknown_error"
 """The code of an error that no row knows."""
 OUT_OF_MEMORY = "out_of_memory"
 """The code that makes the agent free memory before anything else is tried (memory.py)."""
 MOST_TEXT = 1024
+MOST_RELEASES = 10
+"""How often a job is given back here for one thing that is no fault of its own, before that is charged all the same."""
 _MOST_JOBS = 1000
 
 
@@ -35,12 +38,13 @@ class Verdict(StrEnum):
     RETRY = "retry"  # it may work next time, charged
     ROUTE = "route"  # not on this machine
     FAIL = "fail"  # the job itself is wrong
-    RETRY_THEN_ROUTE = "retry_then_route"  # once more, then not on this machine
-    RETRY_THEN_FAIL = "retry_then_fail"  # once more, then it is the job's fault
+    RETRY_THEN_ROUTE = "retry_then_route"  # the machine's fault: once more, then not on this one
+    RETRY_THEN_FAIL = "retry_then_fail"  # the job's fault: once more, on whichever machine, then it has failed
+    EITHER = "either"  # once more; not on a machine that met it twice, and the job's fault if two did
     DOWN = "down"  # the backend is not there: given back uncharged, no work for it until a probe succeeds
     BUSY = "busy"  # the backend takes no more work now: the same
     CHECK = "check"  # it may have been done: the executor looks before it calls this a failure (then a retry)
-    UNKNOWN = "unknown"  # once more, on another worker (`Judge.refusal` keeps it from this one), then the job's fault
+    UNKNOWN = "unknown"  # once more, on another worker (`refused_here` keeps it from this one), then the job's fault
 
 
 class Row(BaseModel):
@@ -67,8 +71,8 @@ class Finding:
 class _Past:
     """What a job met here."""
 
-    seen: set[str] = field(default_factory=set)
-    charged: set[str] = field(default_factory=set)  # the codes of its errors
+    seen: Counter[str] = field(default_factory=Counter)
+    charged: list[Failure] = field(default_factory=list)
     attempt: int = 0  # the last one that ended here, charged
 
 
@@ -102,24 +106,20 @@ class Judge:
         self._past: OrderedDict[str, _Past] = OrderedDict()
 
     def refusal(self, job: RunnableJob) -> ExecutorError | None:
-        """Return why the job must not be tried here again: it met an unknown error here before.
+        """Return why the job must not be tried here again.
 
         An attempt that was charged comes again only if a person has told the job to begin anew: all is forgotten then.
         """
         past = self._past.get(job.id)
         if past is not None and job.attempt <= past.attempt:
             del self._past[job.id]
-            return None
-        if past is None or UNKNOWN not in past.charged:
-            return None
-        return Elsewhere(UNKNOWN, f"{self._backend} here answered this job with an error that is not known")
+        return refused_here(self._charged(job))
 
-    def met_before(self, job: RunnableJob, code: str) -> bool:
-        """Note that a job met something here; say whether it had met it here before."""
+    def met_before(self, job: RunnableJob, code: str, *, times: int = 1) -> bool:
+        """Note that a job met something here; say whether it had met it here so many times before."""
         seen = self._past_of(job).seen
-        before = code in seen
-        seen.add(code)
-        return before
+        seen[code] += 1
+        return seen[code] > times
 
     def error(
         self, job: RunnableJob, text: str, *, status: int | None = None, server: str = "", version: str = ""
@@ -133,13 +133,21 @@ class Judge:
         said = clean(text)
         kept = {name: value for name, value in facts.items() if value not in (None, "")}
         detail = {"executor": self._backend, "verdict": finding.verdict.value, "text": said, **kept}
-        past = self._past_of(job)
-        first = finding.code not in past.charged if finding.verdict is not Verdict.UNKNOWN else not job.unexplained
-        error = _error_for(finding.verdict, first=first)
+        error = _error_for(finding, self._charged(job))
+        if error is BackendDown and self.met_before(job, f"{finding.code}, released", times=MOST_RELEASES):
+            error = Transient
         if error in {Transient, Permanent}:
-            past.charged.add(UNKNOWN if finding.verdict is Verdict.UNKNOWN else finding.code)
+            past = self._past_of(job)
+            past.charged.append(Failure(code=finding.code, verdict=finding.verdict, here=True))
             past.attempt = job.attempt
         return error(finding.code, said or finding.code, detail)
+
+    def _charged(self, job: RunnableJob) -> Sequence[Failure]:
+        """Return what is charged to a job, as far as its grant or this process knows."""
+        if job.failures is not None:
+            return job.failures
+        past = self._past.get(job.id)
+        return past.charged if past is not None else ()
 
     def _past_of(self, job: RunnableJob) -> _Past:
         past = self._past.setdefault(job.id, _Past())
@@ -149,8 +157,24 @@ class Judge:
         return past
 
 
-def _error_for(verdict: Verdict, *, first: bool) -> type[ExecutorError]:
-    match verdict:
+def refused_here(failures: Sequence[Failure]) -> ExecutorError | None:
+    """Return why a job must not be tried here again: it met something here of which nobody knows whose fault it is."""
+    met = next((one for one in failures if one.here and one.verdict == Verdict.UNKNOWN), None)
+    if met is None:
+        return None
+    detail = {"verdict": Verdict.UNKNOWN.value}  # with `elsewhere`: nothing was tried (streaks.sql)
+    return Elsewhere(met.code, f"it met {met.code} here before: another worker must try it", detail)
+
+
+def unknown_before(failures: Sequence[Failure]) -> bool:
+    """Say whether a job met before, anywhere, what nobody knows."""
+    return any(one.verdict == Verdict.UNKNOWN for one in failures)
+
+
+def _error_for(finding: Finding, failures: Sequence[Failure]) -> type[ExecutorError]:
+    same = [one for one in failures if one.code == finding.code]
+    here = any(one.here for one in same)
+    match finding.verdict:
         case Verdict.RETRY | Verdict.CHECK:
             return Transient
         case Verdict.ROUTE:
@@ -158,8 +182,14 @@ def _error_for(verdict: Verdict, *, first: bool) -> type[ExecutorError]:
         case Verdict.FAIL:
             return Permanent
         case Verdict.RETRY_THEN_ROUTE:
-            return Transient if first else Elsewhere
-        case Verdict.RETRY_THEN_FAIL | Verdict.UNKNOWN:
-            return Transient if first else Permanent
+            return Elsewhere if here else Transient
+        case Verdict.RETRY_THEN_FAIL:
+            return Permanent if same else Transient
+        case Verdict.EITHER:
+            if any(not one.here for one in same):
+                return Permanent
+            return Elsewhere if here else Transient
+        case Verdict.UNKNOWN:
+            return Permanent if unknown_before(failures) else Transient
         case Verdict.DOWN | Verdict.BUSY:
             return BackendDown

@@ -1,8 +1,9 @@
 """Takes an event of a source: what it becomes is submitted, or it is ignored with a reason, or refused, on record.
 
-What is submitted is durable before an event counts as taken: in the ledger, or in SUBMIT while the ledger is away.
-Nothing else is kept of an event, so one that can't be made durable raises, and its sender is told to send it again. An
-event whose key is known already is taken too, whatever else about it is new: a CMS can do nothing about a conflict.
+What is submitted is durable before an event counts as taken: in the ledger, or in SUBMIT while the ledger is away or
+does not answer. Nothing else is kept of an event, so one that can't be made durable raises, and its sender is told to
+send it again. An event whose key is known already is taken too, whatever else about it is new: a CMS can do nothing
+about a conflict, so that it only goes on record.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 from uuid import UUID
@@ -32,8 +34,15 @@ _log = structlog.get_logger()
 ANSWER_S: Final = 1.8
 """A sender has its answer after so long, since some wait for two seconds, and send nothing again."""
 
-AT_ONCE: Final = 64
-"""Events that are being taken; one more is told to come back later."""
+LEDGER_S: Final = 1.0
+"""The `patience_s` of `submit`: what a hanging ledger leaves of ANSWER_S is for NATS."""
+
+AT_ONCE: Final = 512
+AT_ONCE_BYTES: Final = 64 * 1024 * 1024
+"""Events that are being taken, and their bodies; one more is told to come back later. A bulk edit has room."""
+
+ENDS: Final = ("taken", "ignored", "refused", "unauthorized", "busy", "failed")
+"""What an event can come to; `failed`: it could not be made durable. The last two are sent again, if the sender can."""
 
 _SECRET: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
 
@@ -49,7 +58,7 @@ class BusyError(TandemError):
 class Taken:
     """What became of an event: jobs by the name of their rule, or why it is none."""
 
-    jobs: dict[str, tuple[UUID, str]] = field(default_factory=dict)  # -> its id, and created | same | queued
+    jobs: dict[str, tuple[UUID, str]] = field(default_factory=dict)  # -> its id, and what `SubmitOutcome.kind` says
     ignored: str | None = None
 
 
@@ -61,9 +70,9 @@ class Hooks:
     submit: Submit
     record: Record  # of what is refused: (source, code, reason, faults, body)
     answer_s: float = ANSWER_S
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # (source, taken | ignored | refused | ...)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # by source and end, one of ENDS
     _mappers: dict[str, Mapper] = field(default_factory=dict)
-    _running: set[asyncio.Task[Taken]] = field(default_factory=set)
+    _running: dict[asyncio.Task[Taken], int] = field(default_factory=dict)  # -> bytes of its body
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Self:
@@ -86,6 +95,10 @@ class Hooks:
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._stack.aclose()
 
+    def status(self) -> dict[str, dict[str, int]]:
+        """Return what /status shows: of each source, how many events had which end."""
+        return {name: {end: self.counts[name, end] for end in ENDS} for name in self.sources}
+
     def refusal(self, name: str, request: Received, now_s: float) -> str | None:
         """Return why a request is not from this source."""
         why = self.sources[name].check.refusal(request, now_s)
@@ -99,21 +112,25 @@ class Hooks:
 
         The task raises BadMessageError with every fault; LedgerDownError or MapperDownError if it can't be kept now.
         """
-        if len(self._running) >= AT_ONCE:
-            msg = f"{AT_ONCE} events are being taken already"
+        if len(self._running) >= AT_ONCE or sum(self._running.values()) + len(request.body) > AT_ONCE_BYTES:
+            self.counts[name, "busy"] += 1
+            msg = f"{len(self._running)} events are being taken already"
             raise BusyError(msg)
         task = asyncio.create_task(self._take(name, request), name=f"hook:{name}")
-        self._running.add(task)
-        task.add_done_callback(self._ended)
+        self._running[task] = len(request.body)
+        task.add_done_callback(partial(self._ended, name))
         return task
 
-    def _ended(self, task: asyncio.Task[Taken]) -> None:
-        self._running.discard(task)
+    def _ended(self, name: str, task: asyncio.Task[Taken]) -> None:
+        del self._running[task]
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, TandemError | BadMessageError):
-            _log.info("event not taken", hook=task.get_name(), error=str(error))
-        elif error is not None:
-            _log.error("event not taken", hook=task.get_name(), exc_info=error)
+        if error is None or isinstance(error, BadMessageError):
+            return
+        self.counts[name, "failed"] += 1
+        if isinstance(error, TandemError):
+            _log.info("event not taken", source=name, error=str(error))
+        else:
+            _log.error("event not taken", source=name, exc_info=error)
 
     async def _take(self, name: str, request: Received) -> Taken:
         mapped = await self._mappers[name].map(self._shown(name, request), request.body)
@@ -127,6 +144,7 @@ class Hooks:
         faults += [Fault(field=where, message=what) for where, what in mapped.faults]
         if faults:
             self.counts[name, "refused"] += 1
+            _log.info("event refused", source=name, faults=len(faults))
             raise BadMessageError("invalid", faults)
         self.counts[name, "taken"] += 1
         _log.info("event taken", source=name, jobs={job: str(job_id) for job, (job_id, _) in jobs.items()})
@@ -144,7 +162,7 @@ class Hooks:
             elif isinstance(end, BaseException):
                 raise end
             else:
-                jobs[job] = (end.job_id, "same" if end.kind == "conflict" else end.kind)
+                jobs[job] = (end.job_id, end.kind)
         return jobs, faults
 
     async def _refused(self, name: str, faults: Sequence[tuple[str, str]], body: bytes) -> None:
@@ -161,4 +179,14 @@ class Hooks:
 
 def sites_of(sources: Mapping[str, Source], others: Mapping[str, WordPressSite]) -> dict[str, WordPressSite]:
     """Return where results of which source are published: what the sources say, and the settings' own."""
-    return {**others, **{name: source.wordpress for name, source in sources.items() if source.wordpress}}
+    return {
+        **others,
+        **{name: _site_of(source, source.wordpress) for name, source in sources.items() if source.wordpress},
+    }
+
+
+def _site_of(source: Source, site: WordPressSite) -> WordPressSite:
+    """Have what a post has by then stay where the WordPress plugin asked for what it lacked, unless the source says."""
+    if site.replace is not None or source.preset != "wordpress":
+        return site
+    return site.model_copy(update={"replace": False})

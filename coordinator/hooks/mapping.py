@@ -9,6 +9,7 @@ the same job.
 """
 
 import copy
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -89,8 +90,9 @@ class _RuleError(Exception):
         super().__init__(where, str(what))
 
 
+@functools.lru_cache(maxsize=64)
 def compile_template(text: str) -> Template:
-    """Compile a template; TemplateError if it is none."""
+    """Compile a template, once; TemplateError if it is none."""
     return _SANDBOX.from_string(text)
 
 

@@ -16,6 +16,7 @@ from coordinator.ledger.database import is_away, sql
 from coordinator.ledger.model import (
     Answer,
     Attempt,
+    Charge,
     Command,
     Decided,
     Decision,
@@ -143,4 +144,9 @@ async def _payloads(
     if not granted:
         return {}
     rows = await connection.fetch(sql("job_payload"), granted)
-    return {row["id"]: Payload(**{name: row[name] for name in Payload.__dataclass_fields__}) for row in rows}
+    return {row["id"]: _payload(row) for row in rows}
+
+
+def _payload(row: asyncpg.Record) -> Payload:
+    fields = {name: row[name] for name in Payload.__dataclass_fields__}
+    return Payload(**fields | {"charges": tuple(Charge(**charge) for charge in row["charges"])})

@@ -4,9 +4,10 @@
 in its own file under `sql/`.
 """
 
+import asyncio
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
 from typing import Any
 
@@ -20,6 +21,8 @@ STATEMENT_S = 10.0
 
 CONNECT_S = 5.0
 """Opening a connection, or waiting for a free one."""
+
+_CLOSE_S = 5.0
 
 _AWAY = (
     asyncpg.PostgresConnectionError,
@@ -62,8 +65,22 @@ async def open_pool(dsn: str, *, min_size: int = 1, max_size: int = 8) -> asyncp
                 "application_name": "tandem",
                 "timezone": "UTC",
                 "idle_in_transaction_session_timeout": _IDLE_IN_TRANSACTION,
+                "max_parallel_workers_per_gather": "0",  # a count of all jobs leaves the other cores to the writer
             },
         )
+
+
+@asynccontextmanager
+async def lent_pool(dsn: str, *, min_size: int = 1, max_size: int = 8) -> AsyncIterator[asyncpg.Pool]:
+    """Lend a pool as `open_pool` makes it, and close it; what a Postgres that hangs still holds is dropped."""
+    pool = await open_pool(dsn, min_size=min_size, max_size=max_size)
+    try:
+        yield pool
+    finally:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await pool.close()
+        pool.terminate()
 
 
 async def _prepare(connection: asyncpg.Connection) -> None:

@@ -1,6 +1,9 @@
 """Brings a database to the schema of this version: `await migrate(dsn)`, by `tandem migrate` and at every start.
 
-Idempotent, all or nothing, and safe with several at once: one transaction under an advisory lock.
+Idempotent, and safe with several at once: one migrates, under an advisory lock, the others wait. Safe beside
+coordinators that work: each version is a transaction that waits for a lock no longer than others can wait behind it,
+and tries again; what reads whole tables holds up nobody (`migrations/online.py`). What fails in between goes on from
+there at the next start.
 """
 
 import asyncio
@@ -13,7 +16,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from coordinator.ledger.database import CONNECT_S, down, is_away, reaching
@@ -21,6 +24,10 @@ from coordinator.ledger.database import CONNECT_S, down, is_away, reaching
 MIGRATE_S = 600.0
 """A migration of a big table may take minutes; so may waiting for another coordinator's."""
 
+_LOCK_TIMEOUT = "2s"
+"""Everybody who wants the table of a waiting ALTER TABLE waits behind it."""
+
+_AGAIN_S = 0.2
 _LOCK = 0x74616E64656D  # "tandem"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -29,16 +36,19 @@ async def migrate(dsn: str) -> None:
     """Bring the database up to date; LedgerDownError if it can't be reached."""
     engine = create_async_engine(
         "postgresql+asyncpg://",
-        async_creator=lambda: asyncpg.connect(dsn, timeout=CONNECT_S, command_timeout=MIGRATE_S),
+        async_creator=lambda: asyncpg.connect(
+            dsn, timeout=CONNECT_S, command_timeout=MIGRATE_S, server_settings={"lock_timeout": _LOCK_TIMEOUT}
+        ),
         poolclass=NullPool,
     )
     try:
         with reaching():
-            async with asyncio.timeout(MIGRATE_S), engine.begin() as connection:
-                await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-                await connection.run_sync(_upgrade)
-    except DBAPIError as error:  # the driver's own error stands behind it
-        said = error.orig.__cause__ if error.orig else None
+            async with asyncio.timeout(MIGRATE_S), engine.connect() as connection:
+                await _until_alone(connection)
+                while not await _is_upgraded(connection):  # noqa: ASYNC110 - nothing tells when a lock is free
+                    await asyncio.sleep(_AGAIN_S)
+    except DBAPIError as error:
+        said = _said(error)
         if said is not None and is_away(said):
             raise down(said) from error
         raise
@@ -74,8 +84,36 @@ def missing_revisions(now: str | None) -> list[tuple[str, str]] | None:
     return steps[::-1] if now is None else None
 
 
+async def _until_alone(connection: AsyncConnection) -> None:
+    """Wait until no other coordinator migrates; asks again and again, since an index waits for whoever waits here."""
+    await connection.execution_options(isolation_level="AUTOCOMMIT")
+    while not await connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _LOCK}):
+        await connection.commit()
+        await asyncio.sleep(_AGAIN_S)
+    await connection.commit()
+    await connection.execution_options(isolation_level="READ COMMITTED")
+
+
+async def _is_upgraded(connection: AsyncConnection) -> bool:
+    """Go on with what is still to do; False if somebody else's transaction was in the way of it."""
+    try:
+        await connection.run_sync(_upgrade)
+    except DBAPIError as error:
+        if not isinstance(_said(error), asyncpg.LockNotAvailableError | asyncpg.DeadlockDetectedError):
+            raise
+        await connection.rollback()
+        return False
+    await connection.commit()
+    return True
+
+
 def _upgrade(connection: Connection) -> None:
     command.upgrade(config(connection), "head")
+
+
+def _said(error: DBAPIError) -> BaseException | None:
+    """Return the driver's own error."""
+    return error.orig.__cause__ if error.orig else None
 
 
 def config(connection: Connection | None = None) -> Config:

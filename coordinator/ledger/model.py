@@ -312,6 +312,15 @@ class Conflict:
 
 
 @dataclass(frozen=True, slots=True)
+class Charge:
+    """What ended an attempt that is charged to the job."""
+
+    code: str
+    verdict: str | None  # what its agent made of it (`detail.verdict`)
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class Payload:
     """What a worker needs to do the job, as it is stored."""
 
@@ -321,7 +330,7 @@ class Payload:
     labels: dict[str, str]
     priority: int
     max_attempts: int
-    unexplained: int  # attempts charged to it that ended by an error which the agent's table does not know
+    charges: tuple[Charge, ...]  # the newest 20, the oldest of them first
 
 
 @dataclass(frozen=True, slots=True)

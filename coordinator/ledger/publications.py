@@ -45,6 +45,10 @@ class Publications:
         """Keep that a step is done; False if this try is not the one that counts any more."""
         return bool(await self._all("publication_step", row.job_id, row.epoch, row.attempts, {step: found}))
 
+    async def steps_of(self, job_id: UUID) -> list[dict[str, dict[str, Any]]]:
+        """Return what was done of all of a job's publications, oldest first."""
+        return [row["steps"] for row in await self._all("view_publications", job_id)]
+
     async def end(self, row: PublicationRow, error: str | None, again_s: float | None) -> None:
         """Note how a try ended: no `error` = published, else it is tried again in `again_s`, None = never."""
         await self._all("publication_end", row.job_id, row.epoch, row.attempts, error, again_s)
@@ -60,6 +64,10 @@ class Publications:
     async def resume(self, source: str) -> bool:
         """Go on with a source; False if it was not paused."""
         return bool(await self._all("site_resume", source))
+
+    async def paused(self) -> dict[str, str]:
+        """Return the paused sources, with the reason."""
+        return {row["source"]: row["reason"] for row in await self._all("view_paused_sites", None)}
 
     async def take_checks(self, sources: Collection[str], for_s: float) -> list[str]:
         """Take the paused sources whose sites are to be checked, so that nobody else does `for_s`."""

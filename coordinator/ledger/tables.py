@@ -182,6 +182,8 @@ class AttemptTable(SQLModel, table=True):
         _check("(outcome IS NULL) = (ended_at IS NULL)", "attempt_ended_with_its_outcome"),
         _check("epoch >= 1 AND number >= 1", "attempt_counts_from_one"),
         Index("attempt_worker", "worker", text("claimed_at DESC")),
+        # How the last day went (ended.py). It names what changes at the end, and still leaves that a heap-only update.
+        Index("attempt_ended", "ended_at", postgresql_using="brin", postgresql_with={"autosummarize": "on"}),
     )
 
     job_id: UUID = Field(sa_column=_key(_UUID))

@@ -13,10 +13,11 @@ import asyncpg
 
 from coordinator.ledger import job_list
 from coordinator.ledger.database import CONNECT_S, fetch, reaching, sql
+from coordinator.ledger.ended import Ended
 from coordinator.ledger.job_list import Cursor, JobFilter, JobPage
 from shared.states import PRIORITY_NAME, JobState
 
-__all__ = ["Cursor", "JobFilter", "JobPage"]
+__all__ = ["Cursor", "Ended", "JobFilter", "JobPage"]
 
 Pool: TypeAlias = asyncpg.Pool
 Row = dict[str, Any]
@@ -119,11 +120,6 @@ async def failed(pool: Pool, limit: int) -> list[Row]:
     return await _rows(pool, "failed", limit)
 
 
-async def throughput(pool: Pool, within_s: float, bucket_s: float) -> list[Row]:
-    """Return how attempts ended lately, by `bucket` (0 = the oldest) and `kind`."""
-    return await _rows(pool, "throughput", within_s, bucket_s)
-
-
 async def workers(pool: Pool, away_after_s: float) -> list[Row]:
     """Return every worker; one that was not heard of for `away_after_s` is not `present`."""
     return await _rows(pool, "workers", away_after_s)
@@ -134,9 +130,9 @@ async def lanes(pool: Pool) -> list[Row]:
     return await _rows(pool, "lanes")
 
 
-async def metrics_jobs(pool: Pool) -> list[Row]:
-    """Return how many jobs are in each lane and state, lanes with work first, and how long the oldest due one waits."""
-    return await _rows(pool, "metrics_jobs")
+async def metrics_publications(pool: Pool) -> list[Row]:
+    """Return how many results are not published, by `source`: `waiting`, `failed`, and whether its site is `paused`."""
+    return await _rows(pool, "metrics_publications")
 
 
 async def rejected_results(pool: Pool, limit: int, source: str | None = None) -> list[Row]:

@@ -4,7 +4,10 @@ HTML in the text stays text. An image is shown if it is one of the job's own fil
 would be on the site's pages what its owner makes of it, so that only its description stays.
 """
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
+from html import unescape
 from typing import Any, Final
 
 import nh3
@@ -20,6 +23,10 @@ _TAGS: Final = {
 }
 _ATTRIBUTES: Final[dict[str, set[str]]] = {"a": {"href", "title"}, "img": {"src", "alt"}, "ol": {"start"}}
 _SCHEMES: Final = {"http", "https", "mailto"}
+_MORE: Final = re.compile(
+    r"<(?:img|video|audio|iframe|embed|object|svg|form)\b|<!--\s*wp:(?!(?:paragraph|heading)\b)", re.IGNORECASE
+)
+"""What a post holds besides text: the plugin `deploy/cms/wordpress` has the same."""
 
 
 def _image(self: RendererProtocol, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType) -> str:
@@ -46,6 +53,16 @@ def render(text: str, urls: Mapping[str, str]) -> str:
 def is_same(sent: str, kept: str) -> bool:
     """Say whether what a site kept reads and looks as what it was sent; sites write tags and spaces their own way."""
     return _plain(sent) == _plain(kept)
+
+
+def digest(html: str) -> str:
+    """Return what tells one text from another, whoever wrote its tags; `is_same` has the same digest."""
+    return hashlib.sha256(_plain(html).encode()).hexdigest()
+
+
+def is_empty(html: str) -> bool:
+    """Say whether a post holds nothing that anybody could miss."""
+    return not unescape(nh3.clean(html, tags=set())).strip() and _MORE.search(html) is None
 
 
 def _clean(html: str) -> str:

@@ -23,6 +23,7 @@ class WordPressSite(BaseModel):
     post_type: str = Field(default="posts", pattern=r"^[a-z0-9_-]{1,40}$")  # "pages", or a type's name in the REST API
     status: Literal["publish", "draft", "pending", "private"] | None = None  # of the post once its text is there
     featured: bool = True  # the first image becomes the post's featured image
+    replace: bool | None = None  # what others put there; None = yes, but not if the plugin asked for what was not there
     allow_http: bool = False  # the password then goes over the network in the clear
 
     @model_validator(mode="after")

@@ -47,9 +47,10 @@ class Publisher:
     store: ArtifactStore
     sites: Mapping[str, WordPressSite]  # by source
     wake: Callable[[], None] = lambda: None  # there is room again; set by the composition
-    published: int = 0
+    published: Counter[str] = field(default_factory=Counter)  # by source
     failed: Counter[str] = field(default_factory=Counter)  # tries, by source
-    given_up: int = 0
+    given_up: Counter[str] = field(default_factory=Counter)  # by source
+    paused: dict[str, str] = field(default_factory=dict)  # source -> why, as of the last round
     _running: dict[asyncio.Task[None], str] = field(default_factory=dict)  # -> source
     _unchecked: set[str] | None = None  # None: no round was made yet
     _known: dict[str, WordPress] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class Publisher:
         if self._unchecked is None:
             self._unchecked = set(self.sites)  # each once at the start: a wrong password shows before the first job
         self._unchecked |= set(await self.publications.take_checks(list(self.sites), CHECK_S))
+        self.paused = await self.publications.paused()
         idle = set(self.sites) - set(self._running.values())
         for source in sorted(self._unchecked & idle):
             self._unchecked.discard(source)
@@ -72,6 +74,19 @@ class Publisher:
             return
         for row in await self.publications.take(room, idle, TAKEN_S):
             self._begin(self._try(row), row.source, f"publication:{row.job_id}:{row.epoch}")
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """Return what /status shows: of each source, what came of its publications here, and whether its site waits."""
+        return {
+            source: {
+                "published": self.published[source],
+                "failed": self.failed[source],
+                "given_up": self.given_up[source],
+                "trying": source in self._running.values(),
+                "paused": self.paused.get(source),
+            }
+            for source in sorted(self.sites)
+        }
 
     async def again(self, job_id: UUID, actor: str) -> bool:
         """Publish a job's last result again; False if it never was to be, or is being tried."""
@@ -100,7 +115,10 @@ class Publisher:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, LedgerDownError):
+            _log.info("site not noted", task=task.get_name(), error=str(error))
+        elif error is not None:
             _log.error("publishing broke", task=task.get_name(), error=f"{type(error).__name__}: {error}")
         self.wake()
 
@@ -130,12 +148,12 @@ class Publisher:
             return
         known = {"job_id": str(row.job_id), "epoch": row.epoch, "source": row.source, "post": row.post}
         if why is None:
-            self.published += 1
+            self.published[row.source] += 1
             _log.info("published", **known)
             return
         self.failed[row.source] += 1
         if again_s is None:
-            self.given_up += 1
+            self.given_up[row.source] += 1
             _log.warning("not published", why=why, **known)
         elif row.attempts & (row.attempts - 1) == 0:  # the 1st, 2nd, 4th, 8th
             _log.info("not published yet", why=why, again_s=round(again_s, 1), **known)

@@ -1,9 +1,11 @@
 """The steps of a publication: images, then the post that asked; each once, whoever goes on after a crash.
 
-Each image is uploaded under a slug that is the same for every repeat and is looked for before; then the post is
-updated, and what the site kept is held against what was sent. The id that the site gave is stored after each step, so
-that the next try begins at the next one, and doubles nothing. A text that is older than what a newer job brought to the
-same post is not published any more.
+The post is looked at first, and again before it is updated: nothing comes to one in the trash (an update that sets a
+status would fetch it back), and where `replace` is off, nobody's text or featured image is replaced but our own. Each
+image is uploaded under a slug that is the same for every repeat and is looked for before; then the post is updated, and
+what the site kept is held against what was sent. The id that the site gave is stored after each step, so that the next
+try begins at the next one, and doubles nothing. A text that is older than what a newer job brought to the same post is
+not published any more. Whoever was held up so long that another try began does nothing more.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ import structlog
 
 from coordinator.artifacts import ArtifactStore, MissingContentError
 from coordinator.ledger.publications import PublicationRow, Publications
-from coordinator.publishing.article import is_same, render
+from coordinator.publishing.article import digest, is_empty, is_same, render
 from coordinator.publishing.smaller import MOST_BYTES, smaller
 from coordinator.publishing.verdicts import AgainError, DeniedError, FailedError, TooLargeError
 from coordinator.publishing.wordpress import Media, Upload, WordPress
@@ -61,12 +63,17 @@ class Steps:
             raise FailedError(msg) from error
 
     async def _steps(self, row: PublicationRow, post: str) -> None:
+        await self._there(post)
         images = [file for file in row.artifacts if file["media_type"] in _ENDINGS]
         media = {file["name"]: await self._media(row, post, file) for file in images}
         fields = await self._fields(row, media)
         if not fields:
             msg = "nothing to publish: the result has no text, and no image that becomes the post's"
             raise FailedError(msg)
+        fields = await self._unwritten(row, fields, await self._there(post))
+        await self._still(row)
+        if "content" in fields:
+            await self._keep(row, "text", {"sha256": await asyncio.to_thread(digest, fields["content"])})
         reach(Failpoint.POST_UNSENT)
         kept = await self.wordpress.update(post, fields)
         reach(Failpoint.POST_UNNOTED)
@@ -74,7 +81,36 @@ class Steps:
         if lost:
             msg = f"the site took the update of post {post}, and did not keep: {', '.join(lost)}"
             raise FailedError(msg)
-        await self.publications.step(row, "post", {"id": kept["id"], "url": kept.get("link")})
+        await self._keep(row, "post", {"id": kept["id"], "url": kept.get("link")})
+
+    async def _there(self, post: str) -> dict[str, Any]:
+        """Return the post as it is now; FailedError if it is in the trash."""
+        found = await self.wordpress.post(post)
+        if found.get("status") == "trash":
+            msg = f"post {post} is in the trash"
+            raise FailedError(msg)
+        return found
+
+    async def _unwritten(
+        self, row: PublicationRow, fields: Mapping[str, Any], there: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the fields that replace nothing of anybody else; FailedError if the text would."""
+        left = dict(fields)
+        if self.wordpress.site.replace is not False:
+            return left
+        done = [step for steps in await self.publications.steps_of(row.job_id) for step in steps.items()]
+        text = _raw(there)
+        ours = {known["sha256"] for name, known in done if name == "text"}
+        if "content" in left and not is_empty(text) and digest(text) not in {*ours, digest(left["content"])}:
+            msg = "the post has a text by now that is not replaced (the site's setting `replace` is off)"
+            raise FailedError(msg)
+        media = {known["id"] for name, known in done if name.startswith("media:")}
+        if there.get("featured_media") and there["featured_media"] not in media:
+            left.pop("featured_media", None)
+        if not left:
+            msg = "the post has a featured image by now that is not replaced (the site's setting `replace` is off)"
+            raise FailedError(msg)
+        return left
 
     async def _media(self, row: PublicationRow, post: str, file: dict[str, Any]) -> Media:
         """Return the attachment that this file is on the site: as stored, found, or uploaded now."""
@@ -84,7 +120,7 @@ class Steps:
         if found is None:
             found = await self._found_or_uploaded(row, post, file)
             reach(Failpoint.MEDIA_UNSTORED)
-            await self._keep(row, step, found, tries=0)
+            await self._keep_media(row, step, found, tries=0)
         if found.whole and found.url is not None:
             return found
         tries = done.get("tries", 0) + 1 if done else 1
@@ -92,10 +128,10 @@ class Steps:
             found = await self.wordpress.finish(found.id)
         except AgainError:
             if tries < _SIZES_TRIES:
-                await self._keep(row, step, found, tries=tries)
+                await self._keep_media(row, step, found, tries=tries)
                 raise
             _log.warning("image without its smaller sizes", job_id=str(row.job_id), media=found.id, source=row.source)
-        await self._keep(row, step, Media(found.id, found.url, whole=found.url is not None), tries=tries)
+        await self._keep_media(row, step, Media(found.id, found.url, whole=found.url is not None), tries=tries)
         return found
 
     async def _found_or_uploaded(self, row: PublicationRow, post: str, file: dict[str, Any]) -> Media:
@@ -105,6 +141,7 @@ class Steps:
             return found
         name = f"{slug}.{_ENDINGS[file['media_type']]}"
         upload = Upload(slug, name, file["media_type"], file["size"], await self._md5(file["sha256"]), post)
+        await self._still(row)
         reach(Failpoint.MEDIA_UNSENT)
         try:
             return await self.wordpress.upload(upload, self._content(file["sha256"]))
@@ -123,8 +160,15 @@ class Steps:
         less = replace(upload, name=f"{upload.slug}.jpg", media_type="image/jpeg", size=len(jpeg), md5=md5)
         return await self.wordpress.upload(less, _once(jpeg))
 
-    async def _keep(self, row: PublicationRow, step: str, media: Media, *, tries: int) -> None:
-        known = {"id": media.id, "url": media.url, "whole": media.whole, "tries": tries}
+    async def _still(self, row: PublicationRow) -> None:
+        """Make sure that this try counts: whoever was stopped here must not go on beside another."""
+        await self._keep(row, "try", {"number": row.attempts})
+
+    async def _keep_media(self, row: PublicationRow, step: str, media: Media, *, tries: int) -> None:
+        await self._keep(row, step, {"id": media.id, "url": media.url, "whole": media.whole, "tries": tries})
+
+    async def _keep(self, row: PublicationRow, step: str, known: Mapping[str, Any]) -> None:
+        """Keep what was done; AgainError if this try is not the one that counts any more."""
         if not await self.publications.step(row, step, known):
             msg = "another try began meanwhile"
             raise AgainError(msg)
@@ -162,14 +206,18 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
+def _raw(post: Mapping[str, Any]) -> str:
+    """Return a post's text as the site has it."""
+    content = post.get("content")
+    raw = content.get("raw") if isinstance(content, Mapping) else None
+    return raw if isinstance(raw, str) else ""
+
+
 def _lost(sent: Mapping[str, Any], kept: Mapping[str, Any]) -> list[str]:
     """Return which of the fields that were sent the site does not have: it answers 200 all the same."""
     lost = []
     if "content" in sent:
-        content = kept.get("content")
-        raw = content.get("raw") if isinstance(content, Mapping) else None
-        if not (isinstance(raw, str) and is_same(sent["content"], raw)):
-            lost.append("content")
+        lost += ["content"] * (not is_same(sent["content"], _raw(kept)))
     if "status" in sent:
         fine = {sent["status"], "future"} if sent["status"] == "publish" else {sent["status"]}
         lost += [f"status (it is {kept.get('status')})"] * (kept.get("status") not in fine)

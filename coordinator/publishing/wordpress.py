@@ -76,7 +76,10 @@ class WordPress:
     async def find(self, slug: str) -> Media | None:
         """Return the attachment with this slug, the first one if there are several."""
         found = await self._get("/wp/v2/media", {"slug": slug, "context": "edit"})
-        made = [_media(one) for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        if not isinstance(found, list):
+            msg = "answered a look-up with something else than a list"
+            raise MovedError(msg)
+        made = [_media(one) for one in found]
         return min(made, key=lambda media: media.id, default=None)
 
     async def upload(self, file: Upload, chunks: AsyncIterator[bytes]) -> Media:
@@ -112,11 +115,14 @@ class WordPress:
         )
         return _media(content_of(answer, _now()))
 
+    async def post(self, post: str) -> dict[str, Any]:
+        """Return a post as it stands there now."""
+        return _object(await self._get(f"/wp/v2/{self.site.post_type}/{post}", {"context": "edit"}))
+
     async def update(self, post: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Set a post's fields and return the post as it then is; repeating it changes nothing."""
         answer = await self._ask("POST", f"/wp/v2/{self.site.post_type}/{post}", {}, json=fields, limit_s=UPLOAD_S)
-        found: dict[str, Any] = content_of(answer, _now())
-        return found
+        return _object(content_of(answer, _now()))
 
     def _needed(self) -> list[str]:
         kind = self.site.post_type if self.site.post_type in ("posts", "pages") else None
@@ -201,7 +207,15 @@ def address(root: str, path: str, query: Mapping[str, str]) -> str:
     return route + (("&" if "?" in root else "?") + urlencode(query) if query else "")
 
 
-def _media(found: Any) -> Media:
+def _object(found: Any) -> dict[str, Any]:
+    if not (isinstance(found, dict) and isinstance(found.get("id"), int)):
+        msg = "answered with something else than what was asked for"
+        raise MovedError(msg)
+    return found
+
+
+def _media(answered: Any) -> Media:
+    found = _object(answered)
     url, missing = found.get("source_url"), found.get("missing_image_sizes")
     return Media(found["id"], url if isinstance(url, str) else None, whole=not missing)
 

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
@@ -49,7 +50,9 @@ _STOP_S = 5.0
 _MAX_HEAD_BYTES = 8190  # of the request line, and of each header
 _MAX_HEADERS = 64
 
+_log = structlog.get_logger()
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
+_DENIED = frozenset({401, 403})
 _CONTEXT = web.AppKey("context", WebContext)
 
 _ALL = frozenset(Role)
@@ -104,8 +107,11 @@ _ROUTES: tuple[tuple[str, str, Endpoint, frozenset[Role]], ...] = (
     ("POST", "/jobs/actions", page_actions.act_on_selection, _OPERATE),
     ("GET", _JOB_PAGE, pages_job.page, _READ),
     ("POST", _JOB_PAGE + "/{action:cancel|retry|approve|reject|priority}", page_actions.act, _OPERATE),
+    ("GET", _JOB_PAGE + "/{again:callback|publication}", pages_refused.ask_again, _OPERATE),
     ("POST", _JOB_PAGE + "/callback", page_actions.callback_again, _OPERATE),
     ("POST", _JOB_PAGE + "/publication", page_actions.publish_again, _OPERATE),
+    ("GET", "/sites/{source}/check", pages_refused.ask_site, _OPERATE),
+    ("POST", "/sites/{source}/check", pages_refused.check_site, _OPERATE),
     ("GET", "/submit", submit_form.show, _OPERATE),
     ("POST", "/submit", submit_form.submit, _OPERATE),
     ("GET", "/review", review.page, _READ),
@@ -115,7 +121,7 @@ _ROUTES: tuple[tuple[str, str, Endpoint, frozenset[Role]], ...] = (
 def make_app(context: WebContext) -> web.Application:
     """Return the application with every route."""
     prepare()
-    app = web.Application(middlewares=[_timed(context), errors_as_pages(context), errors_as_json])
+    app = web.Application(middlewares=[_noted(context), errors_as_pages(context), errors_as_json])
     app[_CONTEXT], app[ACCESS] = context, context.access
     app.on_shutdown.append(lambda _: context.live.close())
     app.on_cleanup.append(lambda _: context.sparing.close())
@@ -137,24 +143,29 @@ def make_app(context: WebContext) -> web.Application:
     return app
 
 
-def _timed(context: WebContext) -> Middleware:
-    """Note how long each answer took, by the pattern of its route: paths are endless."""
+def _noted(context: WebContext) -> Middleware:
+    """Count each answer and how long it took, by the pattern of its route: paths are endless. Log who was refused."""
 
     @web.middleware
-    async def timed(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def noted(request: web.Request, handler: Handler) -> web.StreamResponse:
         began_at = time.perf_counter()
-        status = 0  # nobody waited for the answer
+        status, is_stream = 0, False  # 0: nobody waited for the answer
         try:
             answer = await handler(request)
-            status = answer.status
+            status, is_stream = answer.status, answer.content_type == "text/event-stream"
             return answer
         finally:
             resource = request.match_info.route.resource
             route = resource.canonical if resource is not None else "none"
             method = request.method if request.method in _METHODS else "other"
-            context.metrics.answered(method, route, status, time.perf_counter() - began_at)
+            if not is_stream:
+                context.metrics.answered(method, route, status, time.perf_counter() - began_at)
+            if status in _DENIED:
+                _log.warning(
+                    "request refused", method=method, path=request.path[:200], status=status, remote=request.remote
+                )
 
-    return timed
+    return noted
 
 
 def _guarded(context: WebContext, endpoint: Endpoint, roles: frozenset[Role]) -> Handler:

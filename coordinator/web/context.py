@@ -154,6 +154,7 @@ class WebContext:
     rates: Rates = field(default_factory=lambda: Rates(per_s=500, burst=2000))  # of requests, by token
     refusals: Rates = field(default_factory=lambda: Rates(per_s=0.5, burst=30))  # of unknown tokens, by address
     guesses: Rates = field(default_factory=lambda: Rates(per_s=10 / 60, burst=10))  # of secrets, by address
+    ended: views.Ended = field(default_factory=views.Ended)  # how attempts ended lately
     sparing: Sparing = field(default_factory=Sparing)  # between the page and the counts of all jobs
 
 

@@ -1,8 +1,8 @@
 """`POST /hooks/{source}`: an event of a CMS, which brings its own proof instead of a token.
 
 The answer comes within `Hooks.answer_s` of the event's last byte. An event that takes longer is answered 503, and taken
-all the same if it can be: its key collapses a repeat. A sender that
-closes the connection once its event is sent loses nothing either (the server cancels no handler).
+all the same if it can be: its key collapses a repeat. A sender that closes the connection once its event is sent loses
+nothing either (the server cancels no handler).
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from coordinator.web.errors import RefusedError, json_response
 MOST_BYTES: Final = 1024 * 1024
 
 _BUSY: Final = {"Retry-After": "10"}
+_KNOWN: Final = ("same", "conflict")
 
 
 async def hook(context: WebContext, request: web.Request) -> web.Response:
@@ -47,4 +48,4 @@ async def hook(context: WebContext, request: web.Request) -> web.Response:
     if taken.ignored is not None:
         return json_response({"ignored": taken.ignored})
     jobs = [{"name": job, "id": job_id, "result": result} for job, (job_id, result) in taken.jobs.items()]
-    return json_response({"jobs": jobs}, 200 if all(job["result"] == "same" for job in jobs) else 202)
+    return json_response({"jobs": jobs}, 200 if all(job["result"] in _KNOWN for job in jobs) else 202)

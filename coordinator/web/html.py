@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote, urlencode
 import jinja2
 from aiohttp import web
 from markupsafe import Markup, escape
+from multidict import MultiDictProxy
 
 from coordinator.web.access import Caller, Role
 from coordinator.web.context import WebContext
@@ -71,6 +72,18 @@ def render(
     return response
 
 
+def confirm(
+    context: WebContext, request: web.Request, caller: Caller, texts: tuple[str, str, str], otherwise: str
+) -> web.Response:
+    """Ask whether that shall be done: `texts` are the question, what follows from it, and the yes.
+
+    The answer goes to the same path; then back to the page that the query names in `back`, else to `otherwise`.
+    """
+    title, text, yes = texts
+    back = own_path(request.query.get("back", ""), otherwise)
+    return render(context, request, caller, "confirm.html", title=title, text=text, yes=yes, back=back)
+
+
 def prepare() -> None:
     """Read and compile every template, once: the first reader does not wait for it."""
     for name in _environment().list_templates():
@@ -95,6 +108,11 @@ def own_path(text: str, otherwise: str) -> str:
     """Return the page to go to: one of ours, whatever a query or a form says."""
     is_ours = text.startswith("/") and text.isprintable() and not text.startswith(("//", "/\\"))
     return text if is_ours else otherwise
+
+
+def came_from(form: MultiDictProxy[Any], otherwise: str) -> str:
+    """Return the page of ours that a form came from, as it says in `back`."""
+    return own_path(str(form.get("back", "")), otherwise)
 
 
 def to_log_in(context: WebContext, request: web.Request) -> web.Response:
@@ -161,7 +179,8 @@ def _environment() -> jinja2.Environment:
         auto_reload=False,
     )
     made.filters |= {
-        "duration": duration, "ago": ago, "bytes": size, "instant": instant, "percent": percent, "words": words,
+        "duration": duration, "ago": ago, "bytes": size, "instant": instant, "percent": percent, "short": short,
+        "words": words,
     }  # fmt: skip
     made.globals["static"] = _static_url
     return made
@@ -214,6 +233,12 @@ def size(count: float | None) -> str:
 def percent(share: float | None) -> str:
     """Return a share of 1 as `42 %`."""
     return _NONE if share is None else f"{share * 100:.0f} %"
+
+
+def short(job_id: object) -> str:
+    """Return an id that is told from its neighbours' at a glance; those of one minute begin alike."""
+    text = str(job_id)
+    return f"{text[:8]}…{text[-4:]}"
 
 
 def words(name: object) -> Markup:

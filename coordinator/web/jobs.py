@@ -1,6 +1,5 @@
 """Jobs over HTTP: submit, search, show, and what people do to them."""
 
-import asyncio
 import base64
 import binascii
 from dataclasses import replace
@@ -15,6 +14,7 @@ from coordinator.artifacts import artifact_url
 from coordinator.ledger import views
 from coordinator.ledger.views import Cursor, JobFilter
 from coordinator.web.access import Caller
+from coordinator.web.body import read_body
 from coordinator.web.context import WebContext, bad_query, job_id_of, no_such_job, number_of, query_of
 from coordinator.web.errors import RefusedError, json_response
 from coordinator.web.job_actions import BODIES, ActionBody, action_words, carry_out, command_of
@@ -23,9 +23,6 @@ from shared.failpoints import Failpoint, reach
 from shared.states import JobState
 from shared.submission import MAX_SUBMISSION_BYTES
 from shared.wire import BadMessageError, Fault, faults_of
-
-_BODY_S = 30.0
-"""How long a request's body may take to arrive."""
 
 _MOST_ORDER_BYTES = 64 * 1024  # a note of emoji, escaped, is 24,000 bytes
 _PAGE, _MOST = 50, 500
@@ -37,7 +34,7 @@ FILTERS = frozenset({"state", "kind", "model", "worker", "label", "text"})
 
 async def submit(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Admit a submission: 201 created, 200 the same again, 202 queued while the ledger is away, 409 conflict."""
-    body = await _body(request, MAX_SUBMISSION_BYTES)
+    body = await read_body(request, MAX_SUBMISSION_BYTES)
     outcome = await context.submit(caller.name, body)
     reach(Failpoint.SUBMISSION_UNANSWERED)
     location = {"Location": f"/v1/jobs/{outcome.job_id}"}
@@ -118,7 +115,7 @@ async def callback_again(context: WebContext, request: web.Request, caller: Call
 
 async def _order(request: web.Request, action: str) -> ActionBody:
     """Read the body of an action; none is one that says nothing."""
-    body = await _body(request, _MOST_ORDER_BYTES)
+    body = await read_body(request, _MOST_ORDER_BYTES)
     try:
         return BODIES.get(action, ActionBody).model_validate_json(body or b"{}")
     except ValidationError as error:
@@ -150,22 +147,6 @@ async def _view_or_id(context: WebContext, request: web.Request, job_id: UUID) -
         return await _view(context, request, job_id, None) or {"id": job_id}
     except LedgerDownError:
         return {"id": job_id}
-
-
-async def _body(request: web.Request, most: int) -> bytes:
-    """Read a body of at most `most` bytes, announced or chunked; 408 if it does not arrive in time."""
-    if (request.content_length or 0) > most:
-        raise BadMessageError("too_large", [Fault(field="", message=f"{request.content_length} bytes; at most {most}")])
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_BODY_S):
-            async for chunk in request.content.iter_any():
-                body += chunk
-                if len(body) > most:
-                    raise BadMessageError("too_large", [Fault(field="", message=f"at most {most} bytes")])
-    except TimeoutError:
-        raise RefusedError(408, "request_timeout", f"the body did not arrive within {_BODY_S:g} s") from None
-    return bytes(body)
 
 
 def filter_of(query: dict[str, list[str]]) -> JobFilter:

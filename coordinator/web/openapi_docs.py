@@ -24,7 +24,9 @@ from shared.client_answers import (
     LaneLine,
     PublicationLine,
     Rejected,
+    RunningLine,
     UndeliveredLine,
+    Unpublished,
     WorkerLine,
 )
 from shared.states import JobState
@@ -124,38 +126,6 @@ class Undelivered(Answer):
     undelivered: list[UndeliveredLine]
 
 
-class UnpublishedLine(Answer):
-    """A result that is not published yet, or can't be."""
-
-    job_id: UUID
-    epoch: int
-    source: str
-    kind: str
-    post: str | None
-    attempts: int
-    since: datetime
-    next_at: datetime | None
-    tried_at: datetime | None
-    failed_at: datetime | None
-    error: str | None
-
-
-class PausedSite(Answer):
-    """A source for which nothing is published until its site lets us in again."""
-
-    source: str
-    reason: str
-    since: datetime
-    check_at: datetime | None
-
-
-class Unpublished(Answer):
-    """What is not published, newest first, and where nothing is."""
-
-    unpublished: list[UnpublishedLine]
-    paused: list[PausedSite]
-
-
 class WorkerOrdered(Answer):
     """A worker was told."""
 
@@ -247,7 +217,7 @@ class Status(Answer):
     jobs: dict[JobState, int] = Field({})
     lanes: list[LaneLine] = Field([])
     workers: list[WorkerLine] = Field([])
-    running: list[dict[str, Any]] = Field([])
+    running: list[RunningLine] = Field([])
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=False)
 

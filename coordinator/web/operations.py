@@ -103,6 +103,7 @@ async def metrics(context: WebContext, request: web.Request, _: Caller) -> web.R
             counts=await counts_of(context),
             lanes=await lanes_of(context),
             workers=await context.sparing.ask("workers", lambda: workers_of(context)),
+            publications=await context.sparing.ask("publications", lambda: views.metrics_publications(context.pool)),
         )
     body = context.metrics.exposition(reading)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})

@@ -14,6 +14,7 @@ from coordinator.web.errors import RefusedError
 from coordinator.web.html import fragment, render
 from coordinator.web.live_hub import Fragments
 from coordinator.web.operations import workers_of
+from coordinator.web.pages_refused import held_back
 
 _RUNNING: Final = 100
 _FAILED: Final = 8
@@ -35,18 +36,19 @@ async def fragments(context: WebContext, which: str, may_act: bool) -> Fragments
     counts, ended, workers, running, rejected, failed = await asyncio.gather(
         sparing.ask_soon("counts", lambda: views.counts(pool)),
         sparing.ask_soon(
-            "throughput", lambda: views.throughput(pool, charts.WITHIN_S, charts.BUCKET_S), good_s=_CHARTS_S
+            "throughput", lambda: context.ended.throughput(pool, charts.WITHIN_S, charts.BUCKET_S), good_s=_CHARTS_S
         ),
         workers_of(context),
         views.running(pool, _RUNNING),
         views.rejected_results(pool, _LATE),
         views.failed(pool, _FAILED),
     )
-    lanes = await lanes_of(context)
+    lanes, kept = await asyncio.gather(lanes_of(context), held_back(context))
     await context.predict(running)
     all_running = counts["processing"] if counts else len(running)
     return {
         "summary": fragment("_summary.html", counts=counts, workers=workers),
+        "held-back": fragment("_held_back.html", kept=kept),
         "running": fragment(
             "_running.html", running=running, lease_ttl_s=context.policy.lease_ttl_s, all_running=all_running
         ),

@@ -12,9 +12,10 @@ from coordinator.ledger import views
 from coordinator.web.access import Caller
 from coordinator.web.context import WebContext, job_id_of, no_such_job
 from coordinator.web.errors import RefusedError
-from coordinator.web.html import own_path, see_other
+from coordinator.web.html import came_from, see_other
 from coordinator.web.job_actions import BODIES, ActionBody, action_words, carry_out, command_of
 from coordinator.web.pages_jobs import PAGE
+from coordinator.web.pages_refused import changed
 from coordinator.web.sessions import form_of
 from shared.wire import BadMessageError, faults_of
 
@@ -35,13 +36,13 @@ async def act(context: WebContext, request: web.Request, caller: Caller) -> web.
         raise no_such_job(job_id)
     (refused,) = await carry_out(context, [command_of(action, job_id, caller.name, _body(action, form))])
     said = f"{_DONE[action]}." if refused is None else f"Can't {action_words(action)}: {refused}."
-    return see_other(request, _back(form, f"/jobs/{job_id}"), said)
+    return see_other(request, came_from(form, f"/jobs/{job_id}"), said)
 
 
 async def act_on_selection(context: WebContext, request: web.Request, caller: Caller) -> web.StreamResponse:
     """Cancel or retry the chosen jobs; each on its own, so that one that does not apply stops no other."""
     form = await form_of(request)
-    where, action = _back(form, "/jobs"), str(form.get("action", ""))
+    where, action = came_from(form, "/jobs"), str(form.get("action", ""))
     chosen = _ids(form)
     if action not in ("cancel", "retry"):
         raise RefusedError(400, "invalid", "action: cancel or retry")
@@ -60,8 +61,9 @@ async def callback_again(context: WebContext, request: web.Request, caller: Call
     form = await form_of(request)
     job_id = job_id_of(request)
     sent = await context.callback_again(job_id, caller.name)
+    changed(context)
     said = "The callback is sent again." if sent else "This job has told no callback_url anything yet."
-    return see_other(request, _back(form, f"/jobs/{job_id}"), said)
+    return see_other(request, came_from(form, f"/jobs/{job_id}"), said)
 
 
 async def publish_again(context: WebContext, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -69,12 +71,9 @@ async def publish_again(context: WebContext, request: web.Request, caller: Calle
     form = await form_of(request)
     job_id = job_id_of(request)
     taken = await context.publish_again(job_id, caller.name)
+    changed(context)
     said = "It is published again." if taken else "Nothing of this job is published, or it waits for its next try."
-    return see_other(request, _back(form, f"/jobs/{job_id}"), said)
-
-
-def _back(form: MultiDictProxy[Any], otherwise: str) -> str:
-    return own_path(str(form.get("back", "")), otherwise)
+    return see_other(request, came_from(form, f"/jobs/{job_id}"), said)
 
 
 def _body(action: str, form: MultiDictProxy[Any]) -> ActionBody:

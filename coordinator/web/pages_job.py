@@ -11,6 +11,8 @@ from coordinator.web.context import WebContext, job_id_of, no_such_job
 from coordinator.web.errors import RefusedError
 from coordinator.web.html import fragment, render
 from coordinator.web.job_result import pretty, result_of
+from coordinator.web.live_hub import Fragments
+from coordinator.web.pages_refused import ASKS
 from coordinator.web.timeline import timeline
 from shared.states import JobState, Priority
 
@@ -37,15 +39,15 @@ async def page(context: WebContext, request: web.Request, caller: Caller) -> web
     return render(context, request, caller, "job.html", **shown)
 
 
-async def fragments(context: WebContext, which: str, _: bool) -> dict[str, str]:  # noqa: FBT001 - as live.py has it
+async def fragments(context: WebContext, which: str, may_act: bool) -> Fragments:  # noqa: FBT001 - the shape of live.Draw
     """Return the parts of the page that change by themselves."""
     try:
         job_id = UUID(which)
     except ValueError:
         raise RefusedError(404, "not_found", f"no job {which[:100]!r}") from None
     shown = await everything(context, job_id)
-    parts = ("state", "attempts", "output", "log")
-    return {f"job-{part}": fragment(f"_job_{part}.html", **shown) for part in parts}
+    parts = ("state", "attempts", "output", "log", "outward", "people")
+    return {f"job-{part}": fragment(f"_job_{part}.html", may_act=may_act, **shown) for part in parts}
 
 
 async def everything(context: WebContext, job_id: UUID, source: str | None = None) -> dict[str, Any]:
@@ -60,12 +62,20 @@ async def everything(context: WebContext, job_id: UUID, source: str | None = Non
         "job": job,
         "why": context.why(job),
         "timeline": timeline(job["attempts"], beats, rejected, await context.queries.now()),
-        "rejected": rejected,
+        "rejected": [{**one, "late_s": _late_s(one, job["attempts"])} for one in rejected],
         "result": await result_of(context, job),
         "pretty": pretty,
         "spec": pretty(job["spec"]),
         "settings": pretty(job["settings"]) if job["settings"] else None,
         "lines": await context.log_lines(job_id, _LINES),
+        "lease_ttl_s": context.policy.lease_ttl_s,
+        "asks": ASKS,
         "actions": ACTIONS,
         "priorities": [str(one) for one in Priority if one != job["priority"]],
     }
+
+
+def _late_s(rejected: views.Row, attempts: list[views.Row]) -> float | None:
+    """Return how long after the end of its attempt a report came; None for one of an attempt that nobody knows."""
+    ended_at = next((one["ended_at"] for one in attempts if one["epoch"] == rejected["epoch"]), None)
+    return (rejected["at"] - ended_at).total_seconds() if ended_at is not None else None

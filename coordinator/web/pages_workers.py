@@ -13,11 +13,11 @@ from coordinator.ledger import views
 from coordinator.web.access import Caller, Role
 from coordinator.web.context import OperatorOrder, WebContext, lanes_of
 from coordinator.web.errors import RefusedError
-from coordinator.web.html import fragment, own_path, render, see_other
+from coordinator.web.html import came_from, confirm, fragment, render, see_other
 from coordinator.web.live_hub import Fragments
 from coordinator.web.operations import workers_of
 from coordinator.web.page import explained
-from coordinator.web.sessions import csrf_token, form_of
+from coordinator.web.sessions import form_of
 
 _WORKER: Final = {
     "drain": ("Drain {}?", "It gives back what it holds and takes nothing new. Another Mac takes its jobs.", "Drain"),
@@ -65,7 +65,7 @@ async def order_worker(context: WebContext, request: web.Request, caller: Caller
     worker, order = await _worker(context, request), request.match_info["order"]
     await context.order(worker, cast(OperatorOrder, order), caller.name)  # the route lets no other through
     context.live.touch()
-    return see_other(request, own_path(str(form.get("back", "")), "/workers"), f"{worker} is told to {order}.")
+    return see_other(request, came_from(form, "/workers"), f"{worker} is told to {order}.")
 
 
 async def order_lane(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
@@ -75,24 +75,14 @@ async def order_lane(context: WebContext, request: web.Request, caller: Caller) 
     await context.pause_lane(lane, order == "pause", caller.name)
     context.sparing.forget("lanes")
     context.live.touch()
-    return see_other(request, own_path(str(form.get("back", "")), "/workers"), f"{lane} is {order}d.")
+    return see_other(request, came_from(form, "/workers"), f"{lane} is {order}d.")
 
 
 def _ask(
     context: WebContext, request: web.Request, caller: Caller, name: str, asks: dict[str, tuple[str, str, str]]
 ) -> web.Response:
     title, text, yes = asks[request.match_info["order"]]
-    return render(
-        context,
-        request,
-        caller,
-        "confirm.html",
-        title=title.format(name),
-        text=text,
-        yes=yes,
-        back=own_path(request.query.get("back", ""), "/workers"),
-        csrf=csrf_token(request),
-    )
+    return confirm(context, request, caller, (title.format(name), text, yes), "/workers")
 
 
 async def _worker(context: WebContext, request: web.Request) -> str:

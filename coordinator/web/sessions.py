@@ -16,7 +16,7 @@ from multidict import MultiDictProxy
 from coordinator.web.access import SESSION_S, Access
 from coordinator.web.errors import RefusedError
 from shared.errors import ConfigurationError
-from shared.private_file import create_private
+from shared.private_file import load_or_create
 
 ACCESS: Final = web.AppKey("access", Access)
 
@@ -28,15 +28,8 @@ _FORM_S: Final = 30.0
 
 def session_key(path: Path) -> bytes:
     """Return the key in this file, made (0600) if there is none; ConfigurationError for one that others may read."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        create_private(path, f"{secrets.token_hex(_KEY_BYTES)}\n".encode())
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
-        msg = f"{path} must be readable by its owner only: chmod 600 (it is {mode:o})"
-        raise ConfigurationError(msg)
     try:
-        key = bytes.fromhex(path.read_text().strip())
+        key = bytes.fromhex(load_or_create(path, lambda: secrets.token_hex(_KEY_BYTES)))
     except ValueError:
         key = b""
     if len(key) < _KEY_BYTES:

@@ -6,6 +6,7 @@ import pytest
 from aiohttp import web
 
 from agent.executors.base import BackendDown, Elsewhere, Permanent, Surroundings, Transient
+from agent.executors.verdicts import MOST_RELEASES
 from tests.support.comfyui_rig import ID, Time, Told, doing, job, other_prompt, running
 from tests.support.fake_comfyui import FakeComfyUI, raising, steps
 from tests.support.fake_comfyui_nodes import MPS_OOM, NodeError, StagingError, WorkerDies
@@ -87,6 +88,21 @@ async def test_a_worker_that_died_before_our_prompt_costs_the_job_nothing(comfy,
         assert comfy.pending == []
         assert not executor.up
         await eventually(lambda: "no tiny generation" in executor.status()["reason"])
+
+
+async def test_a_prompt_that_never_begins_is_charged_in_the_end(comfy, tmp_path):
+    now = Time()
+    comfy.before["LabSleep"] = steps(2, asyncio.Event(), at=1)
+    async with running(comfy, now, first_s=5) as executor:
+        await other_prompt(executor)
+        await eventually(lambda: comfy.running)
+        for epoch in range(1, MOST_RELEASES + 2):
+            async with doing(executor, job(tmp_path / f"{epoch}", epoch=epoch)) as task:
+                await eventually(lambda: len(comfy.pending) == 1)
+                await too_late(now, task)
+                raised = BackendDown if epoch <= MOST_RELEASES else Transient
+                with pytest.raises(raised, match="did not begin"):
+                    await task
 
 
 async def test_a_prompt_without_progress_is_interrupted(comfy, go, tmp_path):

@@ -9,9 +9,10 @@ import pytest
 from aiohttp import web
 from PIL import Image
 
-from agent.executors.base import Elsewhere, Permanent, Transient
+from agent.executors.base import BackendDown, Elsewhere, Permanent, Transient
 from tests.support.comfyui_rig import JOB, WORKFLOW, Told, job, running
 from tests.support.fake_comfyui import FakeComfyUI
+from tests.support.servers import eventually
 
 
 @pytest.fixture
@@ -32,9 +33,12 @@ class Strangers:
     def __init__(self):
         self.asked = []
         self.url = ""
+        self.meanwhile = None  # happens before an image is answered
 
     async def image(self, request):
         self.asked.append(request)
+        if self.meanwhile is not None:
+            await self.meanwhile()
         if request.match_info.get("name") == "stored-elsewhere.png":
             elsewhere = self.url.replace("127.0.0.1", "localhost")
             raise web.HTTPFound(elsewhere + "/image.png")
@@ -229,6 +233,22 @@ async def test_an_uploaded_image_that_the_server_lost_is_uploaded_once_more(comf
         comfy.forget_uploads = 2
         with pytest.raises(Permanent, match="input_missing"):
             await executor.run(job(tmp_path / "2", model=None, epoch=2, workflow=WORKFLOW, inputs=inputs), Told())
+
+
+async def test_a_server_that_is_gone_whenever_an_image_is_to_be_uploaded_is_charged_the_second_time(
+    comfy, strangers, tmp_path
+):
+    inputs = {"reference.image": {"url": f"{strangers.url}/image.png"}}
+    strangers.meanwhile = comfy.stop
+    async with running(comfy) as executor:
+        for epoch, raised in ((1, BackendDown), (2, Transient)):
+            with pytest.raises(raised):
+                await executor.run(
+                    job(tmp_path / "w", model=None, epoch=epoch, workflow=WORKFLOW, inputs=inputs), Told()
+                )
+            assert not executor.up
+            await comfy.start()
+            await eventually(lambda: executor.up)
 
 
 # ---- refused

@@ -61,6 +61,24 @@ async def test_nothing_is_taken_for_a_backend_that_is_down_and_all_when_it_is_ba
             assert (await mini.end()).how is How.COMPLETED
             await server.stop()
             await eventually(lambda: far.presences[-1]["state"] == "unhealthy")
+            (down,) = far.presences[-1]["down"]
+            assert (down["kind"], far.presences[-1]["capabilities"]) == ("article", [])
+            assert "tiny" in down["models"]
+
+
+async def test_what_the_settings_name_is_announced_as_down_before_its_backend_was_ever_seen(servers, far, tmp_path):
+    nowhere = {"url": "http://127.0.0.1:9", **QUICK}
+    executors = load_executors(
+        {"ollama": {**nowhere, "models": ["tiny"]}, "openai": nowhere, "comfyui": {**nowhere, "models": {"sdxl": SDXL}}}
+    )
+    async with agent(settings_for(servers, "mini", tmp_path), *executors):
+        await eventually(lambda: far.presences and far.presences[-1]["state"] == "unhealthy")
+        said = far.presences[-1]
+        assert said["capabilities"] == []
+        assert [(one["executor"], one["models"]) for one in said["down"]] == [
+            ("ollama", ["tiny"]),
+            ("comfyui", ["sdxl"]),
+        ]
 
 
 async def test_a_job_whose_backend_dies_is_released_uncharged(servers, far, tmp_path):

@@ -7,9 +7,14 @@ import pytest
 from agent.executors import verdicts
 from agent.executors.base import BackendDown, Elsewhere, Permanent, RunnableJob, Transient
 from agent.executors.verdicts import Finding, Judge, Verdict, look_up
+from shared.wire import Failure
 
 
-def job(attempt=1, name="j", unexplained=0):
+def met(code="code", verdict=Verdict.RETRY_THEN_FAIL, *, here=False):
+    return Failure(code=code, verdict=verdict, here=here)
+
+
+def job(attempt=1, name="j", failures=None):
     return RunnableJob(
         id=name,
         epoch=1,
@@ -19,7 +24,7 @@ def job(attempt=1, name="j", unexplained=0):
         spec={},
         labels={},
         open_workspace=lambda: None,
-        unexplained=unexplained,
+        failures=failures,
     )
 
 
@@ -44,13 +49,41 @@ def test_every_row_can_be_read_and_names_something_that_fits():
         (Verdict.RETRY_THEN_FAIL, Transient, Permanent),
         (Verdict.DOWN, BackendDown, BackendDown),
         (Verdict.BUSY, BackendDown, BackendDown),
-        (Verdict.UNKNOWN, Transient, Transient),  # what counts is what the grant says of it
+        (Verdict.EITHER, Transient, Elsewhere),
+        (Verdict.UNKNOWN, Transient, Permanent),
     ],
 )
 def test_each_verdict_has_its_error(verdict, first, later):
-    judge = Judge("ollama")
+    """By what the grant says, and by what this process remembers if the coordinator is one that does not say it."""
+    judge, finding = Judge("ollama"), Finding(verdict, "code")
     for attempt, error in ((3, first), (4, later), (5, later)):
-        assert type(judge.verdict(job(attempt), Finding(verdict, "code"), "said")) is error
+        assert type(judge.verdict(job(attempt), finding, "said")) is error
+    assert type(Judge("ollama").verdict(job(1, failures=[]), finding, "said")) is first
+    assert type(Judge("ollama").verdict(job(2, failures=[met(verdict=verdict, here=True)]), finding, "said")) is later
+
+
+@pytest.mark.parametrize(
+    ("verdict", "error"),
+    [
+        (Verdict.RETRY, Transient),
+        (Verdict.RETRY_THEN_ROUTE, Transient),  # another machine's fault
+        (Verdict.RETRY_THEN_FAIL, Permanent),
+        (Verdict.EITHER, Permanent),
+        (Verdict.UNKNOWN, Permanent),
+    ],
+)
+def test_what_another_worker_met_counts_where_it_is_the_job_s_fault(verdict, error):
+    judge, finding = Judge("ollama"), Finding(verdict, "code")
+    assert type(judge.verdict(job(2, failures=[met(verdict=verdict)]), finding, "said")) is error
+    assert type(judge.verdict(job(2, "j2", failures=[met("other", Verdict.RETRY)]), finding, "said")) is Transient
+
+
+def test_what_the_grant_says_goes_before_what_is_remembered():
+    judge, finding = Judge("ollama"), Finding(Verdict.RETRY_THEN_FAIL, "bad_answer")
+    assert type(judge.verdict(job(1, failures=[]), finding, "said")) is Transient
+    assert type(judge.verdict(job(1, failures=[]), finding, "said")) is Transient  # a person began it anew
+    foreign = [Failure(code="bad_answer")]  # a foreign agent's, which has no verdicts
+    assert type(judge.verdict(job(2, failures=foreign), finding, "said")) is Permanent
 
 
 @pytest.mark.parametrize("verdict", [Verdict.RETRY_THEN_ROUTE, Verdict.RETRY_THEN_FAIL])
@@ -90,11 +123,25 @@ def test_a_row_for_one_server_does_not_fit_another():
 def test_the_unknown_is_tried_once_more_on_another_worker_and_then_fails():
     here, there = Judge("ollama"), Judge("ollama")
     assert type(here.error(job(1), "never seen", status=500)) is Transient
-    assert type(here.refusal(job(2, unexplained=1))) is Elsewhere  # it comes back to the same worker: not here
+    assert type(here.refusal(job(2))) is Elsewhere  # it comes back to the same worker: not here
     assert here.refusal(job(2, "another")) is None
     assert here.refusal(job(1)) is None  # a person began it anew
-    assert there.refusal(job(2, unexplained=1)) is None
-    assert type(there.error(job(2, unexplained=1), "never seen either", status=500)) is Permanent
+    once = [met(verdicts.UNKNOWN, Verdict.UNKNOWN)]
+    assert there.refusal(job(2, failures=once)) is None
+    assert type(there.error(job(2, failures=once), "never seen either", status=500)) is Permanent
+
+
+def test_a_worker_that_was_started_anew_refuses_what_it_met_before():
+    once = [met(verdicts.UNKNOWN, Verdict.UNKNOWN, here=True)]
+    assert type(Judge("ollama").refusal(job(2, failures=once))) is Elsewhere
+
+
+def test_a_job_that_is_given_back_again_and_again_is_charged_in_the_end():
+    judge, finding = Judge("ollama"), Finding(Verdict.BUSY, "busy")
+    for _ in range(verdicts.MOST_RELEASES):
+        assert type(judge.verdict(job(failures=[]), finding, "busy")) is BackendDown
+    assert type(judge.verdict(job(failures=[]), finding, "busy")) is Transient
+    assert type(judge.verdict(job(name="another", failures=[]), finding, "busy")) is BackendDown
 
 
 def test_what_is_known_is_no_reason_to_give_up_the_unknown():

@@ -170,6 +170,28 @@ async def test_errors_of_an_executor_become_reports(servers, far, tmp_path):
     assert "boom" in far.all_reports[3]["error"]["detail"]["traceback"]
 
 
+async def test_a_crash_is_tried_once_more_on_another_worker_and_then_fails_the_job(servers, far, tmp_path):
+    strings = StringExecutor()
+    async with agent(settings_for(servers, "mini", tmp_path), strings) as mini:
+
+        async def crashed():
+            await far.offer()
+            (await strings.next()).fail(ValueError("boom"))
+            report = await far.report()
+            await mini.end()
+            return report["error"]
+
+        error = await crashed()
+        assert (error["class"], error["detail"]["verdict"]) == ("transient", "unknown")
+        far.failures = [{"code": error["code"], "verdict": "unknown", "here": False}]
+        assert (await crashed())["class"] == "permanent"
+        far.failures[0]["here"] = True
+        await far.offer()
+        report = await far.report()
+        assert (report["error"]["code"], report["error"]["class"]) == ("executor_crash", "elsewhere")
+        assert strings.started == 2
+
+
 async def test_a_backend_that_is_down_gives_the_job_back_and_stops_the_pulling(servers, far, tmp_path):
     strings = StringExecutor()
     async with agent(settings_for(servers, "mini", tmp_path), strings) as mini:

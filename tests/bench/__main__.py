@@ -1,6 +1,7 @@
 """`make bench`: what this machine can do. Prints, asserts nothing; everything that it starts it stops, by pid.
 
-    python -m tests.bench [throughput latency claims heartbeats hooks memory gap retention] [--json | --markdown]
+    python -m tests.bench [throughput latency claims heartbeats hooks pages memory gap retention]
+                          [--json | --markdown] [--jobs N]
 
 Each part runs with an empty ledger, then with `--settled` settled jobs and a tenth as many pending ones.
 """
@@ -15,7 +16,7 @@ from importlib.metadata import version
 import uvloop
 
 from shared import log
-from tests.bench import claims, gap, heartbeats, hooks, latency, memory, retention, throughput
+from tests.bench import claims, gap, heartbeats, hooks, latency, memory, pages, retention, throughput
 from tests.bench.filling import fill
 from tests.bench.findings import Finding, Findings
 from tests.bench.rig import Rig, StuckError, rig
@@ -26,6 +27,7 @@ PARTS = {
     "claims": claims.measure,
     "heartbeats": heartbeats.measure,
     "hooks": hooks.measure,
+    "pages": pages.measure,
     "memory": memory.measure,
     "gap": gap.measure,
     "retention": retention.measure,  # last: it takes the settled jobs away

@@ -59,7 +59,7 @@ async def _one_by_one(bus: Bus, order: dict[str, Any]) -> dict[str, float]:
 
 
 async def _submit(bus: Bus, key: str) -> None:
-    body = orjson.dumps({"key": key, "kind": "noop", "spec": SPEC, "labels": {"of": "bench"}})
+    body = orjson.dumps({"key": key, "kind": "noop", "spec": SPEC, "labels": {"of": "bench", "post": key}})
     await bus.js_publish("tandem.submit.bench", body, msg_id=f"bench:{key}", timeout_s=30.0)
 
 

@@ -22,9 +22,10 @@ import psutil
 
 from coordinator.child import Child
 from coordinator.embedded import EmbeddedNats, EmbeddedPostgres
+from coordinator.ledger.database import sql
 from coordinator.ledger.migrate import migrate
 from shared.bus import ApiError
-from shared.streams import STREAM_NOT_FOUND, consumer_info
+from shared.streams import STREAM_NOT_FOUND, consumer_info, ensure_streams
 from tests.support.servers import TandemServers
 
 READY_S = 60.0
@@ -62,10 +63,13 @@ class Rig:
 
     @asynccontextmanager
     async def nats_with(self, sync: str) -> AsyncIterator[None]:
-        """Run a fresh NATS with this sync_interval."""
+        """Run a fresh NATS with this sync_interval, streams made: what the ledger holds is not to go out once more."""
         self.runs += 1
         async with EmbeddedNats(self.folder / f"nats-{self.runs}", port=0, sync_interval=sync) as nats:
             self.servers = TandemServers(nats, self.postgres)
+            (highest,) = await self.sql(sql("highest_seq"))
+            async with self.servers.open("provisioner") as bus:
+                await ensure_streams(bus, first_seq=highest["seq"] + 1)
             yield
 
     @asynccontextmanager

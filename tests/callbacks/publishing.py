@@ -94,3 +94,17 @@ async def until(world: World, job_id: str, end: str = "published_at") -> dict[st
 
 async def idle(world: World) -> bool:
     return not world.coordinator.publisher._running
+
+
+async def anew(world: World, job_id: str, text: str) -> None:
+    """Have a completed job done again, with this text."""
+    await world.act(job_id, "retry")
+    mini = await world.puppet("mini")
+    await (await mini.take()).report(result={"text": text})
+    await world.until(job_id, "completed")
+
+
+async def all_published(world: World, job_id: str, many: int) -> bool:
+    """Say whether a job has so many publications, and all are done."""
+    found = (await world.job(job_id))["publications"]
+    return len(found) == many and all(one["published_at"] for one in found)

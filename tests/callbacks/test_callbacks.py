@@ -326,6 +326,10 @@ async def test_without_tls_a_callback_goes_only_where_the_settings_say(
         ("2002:0a00:0001::1", False),
         ("64:ff9b::a00:1", False),
         ("64:ff9b::5db8:d822", True),
+        ("64:ff9b:1::a00:1", False),
+        ("::127.0.0.1", False),
+        ("fec0::1", False),
+        ("192.0.0.8", False),
     ],
 )
 def test_only_public_addresses_are_called_back(address: str, allowed: bool) -> None:  # noqa: FBT001

@@ -1,5 +1,6 @@
 """What a job made comes to the post that asked for it: each image once, the text once, whatever goes wrong."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ from pydantic import SecretStr, ValidationError
 
 from coordinator.publishing.article import render
 from coordinator.publishing.config import WordPressSite
-from coordinator.publishing.publisher import CHECK_S
+from coordinator.publishing.publisher import CHECK_S, TAKEN_S
 from coordinator.publishing.smaller import smaller
 from coordinator.publishing.wordpress import address
 from coordinator.service import running
 from shared.errors import ConfigurationError
-from tests.callbacks.publishing import idle, made, picture, publishing, told, tried, until
+from tests.callbacks.publishing import all_published, anew, idle, made, picture, publishing, told, tried, until
 from tests.support.fake_wordpress import PASSWORD, FakeWordPress
 from tests.support.world import World, eventually_async
 
@@ -48,14 +49,18 @@ async def test_an_article_and_its_image_come_to_the_post_that_asked(rig: Rig) ->
             "featured_media": media["id"],
         }
     ]
-    steps = {name.partition(":")[0]: step["id"] for name, step in found["steps"].items()}
+    steps = {name.partition(":")[0]: step["id"] for name, step in found["steps"].items() if "id" in step}
     assert steps == {"media": media["id"], "post": post}
     assert (found["attempts"], found["error"]) == (1, None)
     job = await world.job(job_id)
     assert [one["post"] for one in job["publications"]] == [str(post)]
     assert await undone(world) == {"unpublished": [], "paused": []}
     async with world.http.get("/status") as answer:
-        assert (await answer.json())["health"]["counts"]["publications_done"] == 1
+        health = (await answer.json())["health"]
+    assert health["counts"]["publications_done"] == 1
+    assert health["publishing"] == {
+        "local": {"published": 1, "failed": 0, "given_up": 0, "trying": False, "paused": None}
+    }
 
 
 async def test_an_image_alone_becomes_the_posts_featured_one(rig: Rig) -> None:
@@ -209,15 +214,21 @@ async def test_an_image_that_stays_too_large_is_given_up(rig: Rig) -> None:
     assert found["error"] == "413: the web server takes no file of this size"
 
 
-@pytest.mark.parametrize(
-    ("trouble", "lost"), [("no featured media", "featured_media"), ("filtered", "content"), ("trash", "status")]
-)
+@pytest.mark.parametrize(("trouble", "lost"), [("no featured media", "featured_media"), ("filtered", "content")])
 async def test_what_a_site_did_not_keep_is_told(rig: Rig, trouble: Any, lost: str) -> None:
     world, site = rig
-    post = site.draft(status="trash" if trouble == "trash" else "draft")
-    site.post_troubles += [] if trouble == "trash" else [trouble]
-    found = await until(world, await made(world, post, images={"hero.png": picture()}), "failed_at")
+    site.post_troubles.append(trouble)
+    found = await until(world, await made(world, site.draft(), images={"hero.png": picture()}), "failed_at")
     assert f"did not keep: {lost}" in found["error"]
+
+
+async def test_a_post_in_the_trash_gets_nothing(rig: Rig) -> None:
+    world, site = rig
+    found = await until(
+        world, await made(world, site.draft(status="trash"), images={"hero.png": picture()}), "failed_at"
+    )
+    assert found["error"].endswith("is in the trash")
+    assert (site.uploads, site.updates) == (0, [])
 
 
 async def test_a_person_has_it_published_again_and_nothing_is_doubled(rig: Rig) -> None:
@@ -236,22 +247,14 @@ async def test_a_person_has_it_published_again_and_nothing_is_doubled(rig: Rig) 
         assert answer.status == 409
 
 
-async def test_a_job_that_is_done_anew_is_published_anew(rig: Rig) -> None:
+async def test_a_job_that_is_done_anew_is_publishedanew(rig: Rig) -> None:
     world, site = rig
     post = site.draft()
     job_id = await made(world, post, text="First")
     await until(world, job_id)
-    await world.act(job_id, "retry")
-    mini = await world.puppet("mini")
-    await (await mini.take()).report(result={"text": "Second"})
-    await world.until(job_id, "completed")
-    await eventually_async(lambda: _published(world, job_id, 2))
+    await anew(world, job_id, "Second")
+    await eventually_async(lambda: all_published(world, job_id, 2))
     assert [update["content"] for update in site.updates] == ["<p>First</p>\n", "<p>Second</p>\n"]
-
-
-async def _published(world: World, job_id: str, many: int) -> bool:
-    found = (await world.job(job_id))["publications"]
-    return len(found) == many and all(one["published_at"] for one in found)
 
 
 async def test_an_older_text_does_not_overwrite_a_newer_one(rig: Rig) -> None:
@@ -381,7 +384,27 @@ async def test_two_coordinators_publish_once(rig: Rig) -> None:
         for job_id in jobs:
             await until(world, job_id)
         assert site.uploads == len(site.media) == len(site.updates) == 4
-        assert world.coordinator.publisher.published + other.publisher.published == 4
+        assert (world.coordinator.publisher.published + other.publisher.published).total() == 4
+
+
+async def test_a_try_that_was_stopped_does_nothing_beside_the_one_that_took_over(rig: Rig) -> None:
+    world, site = rig
+    site.holds_look_up = asyncio.Event()
+    job_id = await made(world, site.draft(), images={"hero.png": picture()})
+    await site.holding.wait()  # it knows of no image there, and sleeps
+    held, site.holds_look_up = site.holds_look_up, None
+    async with running(world.settings.model_copy(update={"http": "127.0.0.1:0"})) as other:
+        await world.move_clock(TAKEN_S + 1)
+
+        async def published() -> bool:
+            await other.publisher.once()
+            return bool(other.publisher.published)
+
+        await eventually_async(published)
+        held.set()
+        await eventually_async(lambda: idle(world))
+    assert site.uploads == len(site.media) == len(site.updates) == 1
+    assert (await told(world, job_id) or {})["attempts"] == 2
 
 
 async def test_who_sees_and_does_what(rig: Rig) -> None:

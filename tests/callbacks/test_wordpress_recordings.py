@@ -80,7 +80,8 @@ CASES = [
     *[("media-lookup", number) for number in (1, 6, 10)],
     *[("media-php-fatal", number) for number in (7, 8)],
     *[("post-update", number) for number in (0, 2)],
-    *[("post-errors", number) for number in (0, 5, 6, 7, 9, 10, 11, 12, 13)],
+    *[("post-errors", number) for number in (0, 5, 6, 7, 8, 9, 10, 11, 12, 13)],
+    ("post-update", 10),
     ("permalinks-plain", 0),
     ("permalinks-plain", 1),
 ]

@@ -41,4 +41,4 @@ async def test_a_publication_outlives_its_coordinator(rig: Rig, point: Failpoint
         assert len(site.media) == site.uploads == 2
         assert site.posts[post]["featured_media"] == min(site.media)
         assert len({str(update) for update in site.updates}) == 1
-        assert {step["id"] for step in found["steps"].values()} == {post, *site.media}
+        assert {step["id"] for step in found["steps"].values() if "id" in step} == {post, *site.media}

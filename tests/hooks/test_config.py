@@ -138,6 +138,8 @@ def test_where_results_go_back_to_is_named_beside_the_source(tmp_path: Path) -> 
 
     site = sites_of(sources, {})["blog"]
     assert (site.url, site.password()) == ("https://blog.example", "xxxx yyyy")
+    assert site.replace is False  # the plugin asks for what a post lacks
+    assert sites_of(read(tmp_path, text + "replace = true"), {})["blog"].replace is True
     assert "go together" in faults(tmp_path, text.replace('publish = "wordpress"', ""))[0]
 
 

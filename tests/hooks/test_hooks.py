@@ -92,15 +92,17 @@ async def test_what_intake_refuses_is_refused_with_the_rule_named(open_hooks: Op
         assert job["kind"] == "image"
 
 
-async def test_a_key_that_is_known_is_the_same_job_whatever_else_is_new(open_hooks: Open) -> None:
+async def test_a_key_that_is_known_is_taken_and_its_new_content_goes_on_record(open_hooks: Open) -> None:
     async with open_hooks(own(more='revision = ["body.rev"]')) as site:
         first = await send(site, {"id": 7, "rev": 1, "topic": "harbour"}, expect=202)
         again = await send(site, {"id": 7, "rev": 1, "topic": "lighthouse"}, expect=200)
         newer = await send(site, {"id": 7, "rev": 2, "topic": "lighthouse"}, expect=202)
 
-        assert again["jobs"] == [{**first["jobs"][0], "result": "same"}]
+        assert again["jobs"] == [{**first["jobs"][0], "result": "conflict"}]
         assert newer["jobs"][0]["id"] != first["jobs"][0]["id"]
-        assert await rejected(site) == []
+        (kept,) = await rejected(site)
+        assert (kept["source"], kept["code"]) == ("own", "conflict")
+        assert first["jobs"][0]["id"] in kept["reason"]
 
 
 async def test_a_body_of_two_mebibytes_is_too_large_announced_or_not(open_hooks: Open) -> None:
@@ -115,6 +117,24 @@ async def test_a_body_of_two_mebibytes_is_too_large_announced_or_not(open_hooks:
         assert len(most) > 1 << 20
         await send(site, most, expect=413)
         await send(site, orjson.dumps({"id": 7, "topic": "harbour", "html": "x" * 1_048_000}), expect=202)
+
+
+async def test_a_bulk_edit_has_room_and_what_has_none_is_told_to_come_back(
+    open_hooks: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_hooks(own()) as site:
+        hooks = site.context.hooks
+        assert hooks is not None
+        many = [send(site, {"id": number, "topic": "harbour"}, expect=202) for number in range(200)]
+        await asyncio.gather(*many)
+        monkeypatch.setattr("coordinator.hooks.hooks.AT_ONCE_BYTES", 100)
+        told = await send(site, {"id": 7, "topic": "x" * 100}, expect=503)
+        await send(site, {"id": 7}, expect=422)
+        await site.call("POST", "/hooks/own", data=b"{}", expect=401)
+
+        assert told["error"]["code"] == "busy"
+        ends = {"taken": 200, "ignored": 0, "refused": 1, "unauthorized": 1, "busy": 1, "failed": 0}
+        assert hooks.status()["own"] == ends
 
 
 async def test_a_sender_that_hangs_up_after_its_body_loses_nothing(open_hooks: Open) -> None:

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web as http
 from aiohttp.test_utils import TestServer
 
+from coordinator.publishing.article import is_empty
 from tests.hooks.senders import WHSEC, WHSEC_NEW
 from tests.support.web import Web
 
@@ -30,6 +31,7 @@ async def wordpress(
 ) -> dict[str, Any]:
     """Run the plugin through these steps; return what was sent, and what is on the schedule."""
     given = {"TANDEM_HOOK_URL": url, "TANDEM_HOOK_SECRET": secret, **constants}
+    given = {name: value for name, value in given.items() if value is not None}
     script = orjson.dumps({"scheduler": scheduler, "constants": given, "steps": steps})
     php = await asyncio.create_subprocess_exec(
         "php",
@@ -95,8 +97,74 @@ async def test_nothing_is_asked_for(hooked: Web, source: str, what: str) -> None
     assert (told["queue"], told["sent"]) == ([], [])
 
 
-async def test_nothing_is_asked_for_by_an_autosave_or_without_a_set_up(hooked: Web, source: str) -> None:
+async def test_nothing_is_asked_for_by_an_autosave(hooked: Web, source: str) -> None:
     assert (await wordpress(endpoint(hooked), SAVE, DOING_AUTOSAVE=True))["queue"] == []
+
+
+@pytest.mark.parametrize("secret", [None, "", "whsec_", "whsec_c2hvcnQ=", WHSEC.removeprefix("whsec_"), "whsec_!!!"])
+async def test_without_a_proper_set_up_nothing_is_sent_and_an_admin_is_told(source: str, secret: Any) -> None:
+    left = ["98", "publish", "author1", "msg_1", 1]  # on the schedule from before
+    notice = {"do": "fire", "hook": "admin_notices"}
+    set_up = {"do": "set", "values": {"queue": [{"by": "cron", "in_s": 0, "hook": "tandem_hook_send", "args": left}]}}
+    told = await wordpress("http://127.0.0.1:9/", SAVE, set_up, RUN, notice, secret=secret)
+    assert (told["sent"], [one["args"][-1] for one in told["queue"]]) == ([], [2])
+    assert "TANDEM_HOOK_SECRET must be" in told["said"] or "must be defined" in told["said"]
+
+    others = await wordpress("http://127.0.0.1:9/", {"do": "set", "values": {"may": False}}, notice, secret=secret)
+    assert others["said"] == ""
+
+
+HOLDING = {
+    "": True,
+    "<!-- wp:paragraph -->\n<p>&nbsp;</p>\n<!-- /wp:paragraph -->": True,
+    "<!-- wp:heading --><h2></h2><!-- /wp:heading -->": True,
+    "<p>à</p>": False,
+    '<p><img src="a.png"></p>': False,
+    "<!-- wp:latest-posts /-->": False,
+    "[gallery]": False,
+}
+
+
+@pytest.mark.parametrize("content", HOLDING)
+async def test_a_text_is_asked_for_where_there_is_nothing_to_miss(source: str, content: str) -> None:
+    told = await wordpress("http://127.0.0.1:9/", {**SAVE, "post": {"post_content": content}}, {"do": "body"})
+
+    assert ("article" in told["want"]) is HOLDING[content]
+    assert is_empty(content) is HOLDING[content]  # what the publisher takes for empty
+
+
+async def test_deactivated_it_sends_nothing_more_and_deleted_it_leaves_nothing(hooked: Web, source: str) -> None:
+    steps: list[dict[str, Any]] = [
+        {"do": "fire", "hook": "activate"},
+        {**SAVE, "post": {"post_status": "draft"}},
+        PRESS,
+        RUN,
+        PRESS,
+        {"do": "fire", "hook": "deactivate"},
+    ]
+    for scheduler in ("cron", "action-scheduler"):
+        off = await wordpress(endpoint(hooked), *steps, scheduler=scheduler)
+        assert (off["queue"], list(off["meta"])) == ([], ["98"])
+    gone = await wordpress(endpoint(hooked), *steps, {"do": "fire", "hook": "uninstall"})
+    assert gone["meta"] == {}
+
+
+async def test_what_a_receiver_says_is_shown_as_text(source: str) -> None:
+    async def answer(_: http.Request) -> http.Response:
+        return http.Response(status=500, text='"><script>alert(1)</script> \\ "quoted" ' + "港" * 400)
+
+    app = http.Application()
+    app.router.add_route("*", "/{tail:.*}", answer)
+    box = {"do": "fire", "hook": "post_submitbox_misc_actions", "posts": [98]}
+    async with TestServer(app, host="127.0.0.1") as server:
+        told = await wordpress(str(server.make_url("/")), SAVE, RUN, box, {"do": "set", "values": {"may": False}}, box)
+
+    kept = told["meta"]["98"]["_tandem_hook"]
+    assert kept.startswith('try 1: 500 "> \\ "quoted" 港')
+    assert len(kept) < 330
+    assert told["said"].count("Ask Tandem") == 1  # not for whoever may not edit
+    assert "<script" not in told["said"]
+    assert 'title="Last time: try 1: 500 &quot;&gt; ' in told["said"]
 
 
 async def test_only_what_the_post_lacks_is_asked_for(hooked: Web, source: str) -> None:

@@ -29,6 +29,8 @@ final class Stage {
 	public static bool $may        = true;
 	public static bool $dies       = false;
 	public static string $redirect = '';
+	public static string $said     = '';
+	public static array $want      = array();
 }
 
 final class Redirected extends Exception {}
@@ -62,6 +64,16 @@ function do_action( string $name, ...$args ): void {
 	}
 }
 
+function register_activation_hook( string $file, callable $call ): void {
+	add_action( 'activate', $call );
+}
+function register_deactivation_hook( string $file, callable $call ): void {
+	add_action( 'deactivate', $call );
+}
+function register_uninstall_hook( string $file, string $call ): void {
+	add_action( 'uninstall', $call );
+}
+
 function get_post( int $id ) {
 	return Stage::$posts[ $id ] ?? null;
 }
@@ -75,7 +87,24 @@ function wp_get_post_tags( int $id, array $args ): array {
 	return array( 'harbours' );
 }
 function update_post_meta( int $id, string $key, $value ): void {
-	Stage::$meta[ $id ][ $key ] = $value;
+	Stage::$meta[ $id ][ $key ] = stripslashes( $value );
+}
+function delete_post_meta_by_key( string $key ): void {
+	foreach ( Stage::$meta as &$kept ) {
+		unset( $kept[ $key ] );
+	}
+	Stage::$meta = array_filter( Stage::$meta );
+}
+function wp_slash( string $text ): string {
+	return addslashes( $text );
+}
+function sanitize_text_field( string $text ): string {
+	return 1 === preg_match( '//u', $text ) ? trim( preg_replace( '/[\r\n\t ]+/', ' ', wp_strip_all_tags( $text ) ) ) : '';
+}
+if ( ! function_exists( 'mb_substr' ) ) { // WordPress brings it too.
+	function mb_substr( string $text, int $start, int $length ): string {
+		return implode( '', array_slice( preg_split( '//u', $text, -1, PREG_SPLIT_NO_EMPTY ), $start, $length ) );
+	}
 }
 function get_post_meta( int $id, string $key, bool $single ) {
 	return Stage::$meta[ $id ][ $key ] ?? '';
@@ -83,7 +112,7 @@ function get_post_meta( int $id, string $key, bool $single ) {
 function wp_get_current_user(): object {
 	return (object) array( 'user_login' => Stage::$user );
 }
-function current_user_can( string $what, int $id ): bool {
+function current_user_can( string $what, ?int $id = null ): bool {
 	return Stage::$may;
 }
 function rest_get_authenticated_app_password() {
@@ -211,6 +240,10 @@ function wp_clear_scheduled_hook( string $hook, array $args ): void {
 	stage_unschedule( $hook, $args );
 }
 
+function wp_unschedule_hook( string $hook ): void {
+	Stage::$queue = array_values( array_filter( Stage::$queue, fn( $one ) => $one['hook'] !== $hook || 'cron' !== $one['by'] ) );
+}
+
 Stage::$script = json_decode( stream_get_contents( STDIN ), true );
 if ( 'action-scheduler' === Stage::$script['scheduler'] ) {
 	function as_enqueue_async_action( string $hook, array $args, string $group ): void {
@@ -218,6 +251,9 @@ if ( 'action-scheduler' === Stage::$script['scheduler'] ) {
 	}
 	function as_schedule_single_action( int $at, string $hook, array $args, string $group ): void {
 		stage_schedule( 'single', $at, $hook, $args );
+	}
+	function as_unschedule_all_actions( string $hook ): void {
+		Stage::$queue = array_values( array_filter( Stage::$queue, fn( $one ) => $one['hook'] !== $hook || 'cron' === $one['by'] ) );
 	}
 	function as_unschedule_action( string $hook, array $args, string $group ): void {
 		stage_unschedule( $hook, $args );
@@ -262,6 +298,15 @@ foreach ( Stage::$script['steps'] as $step ) {
 					do_action( $next['hook'], ...$next['args'] );
 				}
 				break;
+			case 'body': // What would be asked for now.
+				Stage::$want = tandem_hook_want( Stage::$posts[98], 'publish' );
+				break;
+			case 'fire': // Any other hook of WordPress; what it prints is kept.
+				ob_start();
+				$_GET = $step['get'] ?? array();
+				do_action( $step['hook'], ...array_map( fn( $id ) => Stage::$posts[ $id ], $step['posts'] ?? array() ) );
+				Stage::$said .= ob_get_clean();
+				break;
 			case 'press':
 				$link = apply_filters( 'post_row_actions', array(), Stage::$posts[98] )['tandem_hook'] ?? null;
 				if ( null === $link ) {
@@ -285,5 +330,7 @@ echo json_encode(
 		'queue'    => Stage::$queue,
 		'meta'     => (object) Stage::$meta,
 		'redirect' => Stage::$redirect,
+		'said'     => Stage::$said,
+		'want'     => Stage::$want,
 	)
 );

@@ -283,3 +283,29 @@ async def test_show_says_what_a_job_waits_for(world: World) -> None:
         assert answer.status == 200
     await world.coordinator.dispatcher.once()
     assert (await world.job(second["id"]))["why"] == [f"waits: {lane(SMALL)} is paused"]
+
+
+async def test_a_worker_whose_backend_is_down_is_waited_for(world: World) -> None:
+    """It will run the job when the backend is back: another that can't is no reason to give the job up."""
+    down = [{"kind": "article", "models": [BIG], "executor": "ollama"}]
+    studio = await world.puppet("studio", models=(SMALL,), down=down)
+    mini = await world.puppet("mini", models=(BIG,))
+    job = await world.submit(model=BIG)
+    lanes = (await studio.announce(models=(SMALL,), down=down))["lanes"]
+    assert lane(BIG) not in {f"{one['kind']}.{one['slug']}" for one in lanes}
+    await (await mini.take(lane(BIG))).fail("elsewhere", "out_of_memory")
+
+    waiting = await world.job(job["id"])
+    assert waiting["state"] == "pending"
+    assert waiting["why"][-1].endswith(f"serves {lane(BIG)}; known: studio (backend down)")
+    assert world.coordinator.directory.standing(lane(BIG)) is Standing.PRESENT  # by mini
+    assert world.coordinator.directory.standing(lane(BIG), frozenset({"mini"})) is Standing.KNOWN
+
+    await studio.announce(models=(SMALL, BIG))
+    await (await studio.take(lane(BIG))).report()
+    await world.until(job["id"], "completed")
+
+
+async def test_a_kind_is_known_while_the_backend_of_its_only_worker_is_down(world: World) -> None:
+    await world.puppet("mini", down=[{"kind": "outline", "models": ["*"], "executor": "command"}])
+    assert (await world.submit("outline", spec={"topic": "harbours"}))["state"] == "pending"

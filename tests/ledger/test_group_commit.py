@@ -13,6 +13,7 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.model import (
     Admitted,
     Cancel,
+    Charge,
     Claim,
     Conflict,
     Denial,
@@ -143,21 +144,42 @@ async def test_what_a_grant_brings_is_the_stored_job(desk: Desk) -> None:
     )
 
 
-async def test_a_grant_says_how_often_the_job_failed_by_what_nobody_knows(desk: Desk) -> None:
-    """Counted are the attempts that are charged now: not one that a person's retry closed, not what was known."""
+async def test_a_grant_says_what_is_charged_to_the_job(desk: Desk) -> None:
+    """Whichever worker met it; neither what only excluded a worker, nor what was before a person's retry."""
     job, said = await desk.offered(max_attempts=9), []
-    for seq, (verdict, retried) in enumerate((("unknown", False), ("retry", False), ("unknown", True), ("", False)), 2):
-        grant = await desk.do(claim(job, seq=seq - 1))
-        said.append((grant.attempt, grant.payload.unexplained))
-        error = {"code": "x", "message": "x", "class": "transient", "detail": {"verdict": verdict} if verdict else "x"}
-        await desk.do(file_report(job, grant.epoch, "mini", {"outcome": "failed", "error": error}))
+    ends = (
+        ("mini", "transient", {"verdict": "retry_then_fail"}, False),
+        ("macbook", "elsewhere", {"verdict": "route"}, False),
+        ("studio", "transient", ["a foreign agent's"], True),
+        ("mini", "transient", None, False),
+    )
+    for seq, (worker, error_class, detail, retried) in enumerate(ends, 2):
+        grant = await desk.do(claim(job, worker, seq=seq - 1))
+        said.append((grant.attempt, [(c.code, c.verdict, c.worker) for c in grant.payload.charges]))
+        error = {"code": f"x{seq}", "message": "x", "class": error_class, "detail": detail}
+        await desk.do(file_report(job, grant.epoch, worker, {"outcome": "failed", "error": error}))
         if retried:
             await desk.do(Cancel(job_id=job, actor="ada"))
             await desk.do(Retry(job_id=job, actor="ada"))
         await set_clock_offset(desk.pool, 3600 * seq)
         await desk.do(Dispatch(job_id=job))
         await desk.do(Offered(job_id=job, seq=seq))
-    assert said == [(1, 0), (2, 1), (3, 1), (1, 0)]
+    said.append((await desk.do(claim(job, "mini", seq=len(ends) + 1))).payload.charges)
+    met = ("x2", "retry_then_fail", "mini")
+    assert said == [(1, []), (2, [met]), (2, [met]), (1, []), (Charge("x5", None, "mini"),)]
+
+
+async def test_a_grant_says_no_more_than_the_newest_failures(desk: Desk) -> None:
+    job = await desk.offered(max_attempts=40)
+    for seq in range(1, 24):
+        grant = await desk.do(claim(job, seq=seq))
+        error = {"code": f"x{seq}", "message": "x", "class": "transient"}
+        await desk.do(file_report(job, grant.epoch, "mini", {"outcome": "failed", "error": error}))
+        await set_clock_offset(desk.pool, 3600 * seq)
+        await desk.do(Dispatch(job_id=job))
+        await desk.do(Offered(job_id=job, seq=seq + 1))
+    grant = await desk.do(claim(job, seq=24))
+    assert [c.code for c in grant.payload.charges] == [f"x{seq}" for seq in range(4, 24)]
 
 
 async def test_an_accepted_report_is_kept_with_its_attempt_and_links_its_files(desk: Desk) -> None:

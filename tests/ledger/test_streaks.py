@@ -73,6 +73,16 @@ async def test_failures_in_a_row_are_counted_while_another_worker_succeeds(recor
     assert 100 <= streak.age_s < 160
 
 
+async def test_a_job_that_is_not_tried_again_where_it_failed_says_nothing_of_the_machine(record: Record) -> None:
+    await record.workers("mini", "book")
+    for ago_s in (400, 200):
+        await record.failures("mini", ago_s)
+        await record.failures("mini", ago_s - 50, **{"class": "elsewhere", "detail": {"verdict": "unknown"}})
+    assert await record.streaks() == {}
+    await record.failures("mini", 50, **{"class": "elsewhere", "detail": {"verdict": "route"}})
+    assert (await record.streaks())["mini", "article.any"].failures == 3
+
+
 async def test_a_success_ends_the_row(record: Record) -> None:
     await record.workers("mini")
     await record.failures("mini", 400, 300, 200)

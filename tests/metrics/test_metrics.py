@@ -7,14 +7,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 import pytest_asyncio
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator import metrics
+from coordinator.ledger import views
 from coordinator.ledger.model import Attempt, Job
-from coordinator.metrics import MOST_LANES, Metrics, Reading
+from coordinator.metrics import MOST_KINDS, MOST_LANES, Metrics, Reading
 from shared.states import AttemptOutcome, JobState
 from tests.support.servers import own_servers
 from tests.support.world import World
@@ -156,8 +158,10 @@ def told(made: Metrics, **more: Any) -> Values:
             "denied": {},
             "verdicts": {},
             "callbacks_failed": {},
+            "publications_failed": {"blog": 2},
             "set_aside": 0,
         },
+        "hooks": {"blog": {"taken": 3, "refused": 1}},
     }
     return read(made.exposition(Reading(status=status, ready=True, **more)).decode())
 
@@ -192,6 +196,45 @@ def test_many_lanes_become_one() -> None:
     assert value(found, "tandem_lane_jobs", lane="other", state="waiting") == sum(range(50))
 
 
+def test_live_jobs_are_told_by_kind_and_many_kinds_become_one() -> None:
+    live = {"paused": False, "offered": 0, "processing": 0, "waits_s": None}
+    lanes = [{**live, "name": f"{kind}.{model}", "waiting": 100} for kind in ("article", "image") for model in "ab"]
+    lanes += [{**live, "name": f"kind{n}.any", "waiting": 1, "processing": 2} for n in range(MOST_KINDS)]
+    found = told(Metrics(), counts={"pending": 1}, lanes=lanes)
+    assert value(found, "tandem_kind_jobs", kind="article", state="waiting") == 200
+    assert value(found, "tandem_kind_jobs", kind="kind0", state="processing") == 2
+    assert value(found, "tandem_kind_jobs", kind="other", state="processing") == 4
+    assert len([name for name, _ in found if name == "tandem_kind_jobs"]) == 3 * (MOST_KINDS + 1)
+
+
+def test_what_a_cms_sends_and_what_goes_back_is_told_by_source() -> None:
+    undone = [{"source": "blog", "waiting": 4, "failed": 1, "paused": True}]
+    found = told(Metrics(), counts={}, publications=undone)
+    assert value(found, "tandem_hook_events_total", source="blog", end="taken") == 3
+    assert value(found, "tandem_hook_events_total", source="blog", end="refused") == 1
+    assert value(found, "tandem_publications_failed_total", source="blog") == 2
+    assert value(found, "tandem_publications_undone", source="blog", state="waiting") == 4
+    assert value(found, "tandem_publications_undone", source="blog", state="failed") == 1
+    assert value(found, "tandem_site_paused", source="blog") == 1
+
+
+async def test_the_ledger_knows_what_is_not_published(ledger_pool: asyncpg.Pool) -> None:
+    ends = {"next_at": 2, "failed_at": 1, "published_at": 5}
+    for end, jobs in ends.items():
+        await ledger_pool.execute(
+            f"INSERT INTO publication (job_id, epoch, source, kind, asked_at, since, {end})"
+            " SELECT gen_random_uuid(), 1, 'blog', 'article', now(), now(), now() FROM generate_series(1, $1)",
+            jobs,
+        )
+    await ledger_pool.execute(
+        "INSERT INTO paused_site (source, reason, since, check_at) VALUES ('shop', 'wrong password', now(), now())"
+    )
+    assert await views.metrics_publications(ledger_pool) == [
+        {"source": "blog", "waiting": 2, "failed": 1, "paused": False},
+        {"source": "shop", "waiting": 0, "failed": 0, "paused": True},
+    ]
+
+
 def test_while_the_ledger_is_away_the_machinery_is_told() -> None:
     found = told(Metrics())
     assert value(found, "tandem_ledger_up") == 0
@@ -216,7 +259,8 @@ def exported() -> set[str]:
     text.answered("GET", "/", 200, 0.1)
     for family in text.registry.collect():
         names |= {f"{family.name}{end}" for end in ("", "_total", "_bucket", "_sum", "_count")}
-    found = told(text, counts={"pending": 1}, lanes=lanes)
+    undone = [{"source": "blog", "waiting": 4, "failed": 1, "paused": True}]
+    found = told(text, counts={"pending": 1}, lanes=lanes, publications=undone)
     return (
         names
         | {name for name, _ in found}
@@ -250,7 +294,8 @@ def test_the_docs_name_every_metric_and_every_alert() -> None:
             assert rule["alert"] in text
     made = Metrics()
     families = {family.name for family in made.registry.collect()}
-    families |= {name for name, _ in told(made, counts={}, lanes=[])} & {"tandem_ready", "tandem_jobs"}
+    read_too = ("tandem_ready", "tandem_jobs", "tandem_kind_jobs", "tandem_hook_events", "tandem_publications_failed")
+    families |= {*read_too, "tandem_publications_undone", "tandem_site_paused"}
     assert all(family in text for family in families | set(metrics._COUNTED))
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from playwright.async_api import Page, expect
 
+from tests.callbacks.publishing import picture as drawing
 from tests.support.browser import BrowserPage, picture
 from tests.support.puppet import Puppet
-from tests.support.world import World
+from tests.support.world import World, eventually_async
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 expect.set_options(timeout=30_000)
@@ -37,10 +38,48 @@ async def failed(world: World, worker: Puppet) -> str:
     return str(job["id"])
 
 
-async def reviewed(world: World, worker: Puppet, text: str) -> str:
+async def generates(world: World, job_id: str) -> None:
+    """Wait until the ledger knows that it does: heartbeats are one-way."""
+
+    async def look() -> bool:
+        return bool((await world.job(job_id))["stage"] == "generating_text")
+
+    await eventually_async(look)
+
+
+async def broken_after_a_while(world: World, mini: Puppet) -> str:
+    """Have a job lapse on one worker, fail on another, and its first worker report late; return its id."""
+    book = await world.puppet("book")
+    where = "https://shop.example/told"
+    job = await world.submit(key="post-77", labels={"post": "77", "language": "de"}, callback_url=where)
+    late = await mini.take()
+    await late.beat("loading_model")
+    await world.move_clock(20)
+    await late.beat("generating_text", **{"Tandem-Progress": "0.3"})
+    await generates(world, job["id"])
+    await world.pass_time(131)
+    await book.announce()
+    held = await book.take()
+    await held.beat("loading_model")
+    await world.move_clock(15)
+    await held.beat("generating_text")
+    await generates(world, job["id"])
+    await world.move_clock(41)
+    await late.report()
+    await late.verdict("stale")
+    error = {"code": "empty_answer", "message": "the model ended without a word " * 6, "class": "permanent",
+             "detail": {"executor": "ollama", "stop": "length"}}  # fmt: skip
+    await held.report("failed", error=error)
+    await held.verdict("accepted")
+    await mini.announce()
+    await world.until(job["id"], "failed")
+    return str(job["id"])
+
+
+async def reviewed(world: World, worker: Puppet, text: str, image: bytes = PIXEL) -> str:
     job = await world.submit(review=True)
     held = await worker.take()
-    file = await held.upload("cover.png", PIXEL, "image/png")
+    file = await held.upload("cover.png", image, "image/png")
     await held.report(result={"text": text}, artifacts=[file])
     await world.until(job["id"], "awaiting_review")
     return str(job["id"])
@@ -114,6 +153,10 @@ async def test_results_are_reviewed_one_after_the_other(world: World, browser_pa
     await page.get_by_role("link", name="Review", exact=True).click()
     await expect(page.locator(".result")).to_contain_text("About bees.")
     assert await page.locator(".result img").evaluate("async image => (await image.decode(), image.naturalWidth)") == 1
+    text, image = [await page.locator(f".result {one}").bounding_box() for one in (".result-text", "img")]
+    assert text is not None
+    assert image is not None
+    assert image["x"] >= text["x"] + text["width"], "side by side"
     await page.get_by_label("Note").fill("Good.")
     await page.get_by_role("button", name="Approve").click()
     await expect(page.locator(".result")).to_contain_text("About wasps.")
@@ -194,10 +237,9 @@ async def test_the_pages_fit(
     world: World, browser_page: BrowserPage, tmp_path: Path, width: int, *, dark: bool
 ) -> None:
     mini = await world.puppet("mini")
-    done = await reviewed(
-        world, mini, "# The quiet work of bees\n\nThey *hum*.\n\n- pollen\n- nectar\n\n" + "Long. " * 200
-    )
-    await failed(world, mini)
+    text = "# The quiet work of bees\n\nThey *hum*.\n\n- pollen\n- nectar\n\n" + "Long. " * 200
+    done = await reviewed(world, mini, text, drawing(size=384))
+    broken = await broken_after_a_while(world, mini)
     running = await world.submit(key="post-900-rev-12-with-a-key-that-is-rather-long", model=None)
     held = await mini.take()
     await held.beat("generating_text", **{"Tandem-Progress": "0.42"})
@@ -206,6 +248,8 @@ async def test_the_pages_fit(
         "jobs": "/jobs",
         "job": f"/jobs/{done}",
         "running": f"/jobs/{running['id']}",
+        "failed": f"/jobs/{broken}",
+        "faults": "/jobs?label=nonsense&state=done",
         "submit": "/submit",
         "review": "/review",
     }

@@ -1,6 +1,7 @@
 """The overview as an admin sees it: a job passes its stages live; what waits, failed and came late says why."""
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,10 @@ async def test_what_failed_and_what_came_late_say_why(world: World, browser_page
     await late.report()
     page = await browser_page()
     await expect(page.locator("#failed")).to_contain_text(re.compile(r"bad.*bad_prompt it broke", re.DOTALL))
-    await expect(page.locator("#late")).to_contain_text(re.compile(r"stale epoch 1, current 2, 4\d s late"))
+    what_came_late = re.compile(r"stale epoch 1, current 2, 4\d s late")
+    await expect(page.locator("#late")).to_contain_text(what_came_late)
+    await page.locator("#late").get_by_role("link", name="job").click()
+    await expect(page.locator("#job-attempts")).to_contain_text(what_came_late)
 
 
 async def test_macs_say_what_they_are(world: World, browser_page: BrowserPage) -> None:
@@ -164,6 +168,9 @@ async def test_the_pages_fit(
     await page.goto("/workers")
     await page.get_by_role("button", name="Drain mini").click()
     await _take(page, "dialog", width, tmp_path, dark=dark)
+    for name, path in (("confirm", "/workers/mini/drain"), ("error", "/jobs/00000000-0000-0000-0000-000000000000")):
+        await page.goto(path)
+        await _take(page, name, width, tmp_path, dark=dark)
 
 
 async def _take(page: Page, name: str, width: int, folder: Path, *, dark: bool) -> None:
@@ -181,6 +188,9 @@ async def fill(world: World) -> None:
     said = {"models": ("llama3.1:8b", "*"), "warm": ["llama3.1:8b"], "facts": FACTS, "slots": 2}
     mini = await world.puppet("mini", kinds=("article", "image"), **said)
     book = await world.puppet("book", models=("qwen3:14b",), facts={**FACTS, "not_pulling": "on battery"})
+    air = await world.puppet("air", models=("llama3.1:8b", "phi4"))
+    await world.puppet("studio-in-the-back-room", models=("llama3.1:70b", "qwen3:32b", "flux-dev", "sdxl", "wan"))
+    await world.http.post("/v1/workers/air/pause")
     for number in range(3):
         await world.submit(key=f"post-{810 + number}")
         held = await mini.take()
@@ -193,6 +203,7 @@ async def fill(world: World) -> None:
     late = await mini.take("image.any")
     await world.pass_time(131)
     again = await _return(world, mini, book, said)
+    await air.announce(models=("llama3.1:8b", "phi4"), facts=FACTS)
     await world.move_clock(41)
     await late.report()
     await late.verdict("stale")
@@ -209,6 +220,26 @@ async def fill(world: World) -> None:
     await world.submit(key="post-821")
     await world.submit("image", key="later", model="flux", run_after="2999-01-01T00:00:00Z")
     await world.submit(expect=422, spec={"promt": "typo"})
+    await _hold_back(world)
+
+
+async def _hold_back(world: World) -> None:
+    why = "https://blog.example does not let 'tandem' in: 401 rest_not_logged_in: You are not currently logged in."
+    await world.pool.execute("INSERT INTO paused_site VALUES ('blog', $1, now(), now() + '10 min')", why)
+    for failed, error in ((True, "404 rest_post_invalid_id: Invalid post ID."), (False, "503: busy"), (False, None)):
+        await world.pool.execute(
+            "INSERT INTO publication (job_id, epoch, source, kind, post, asked_at, since, failed_at, next_at, error)"
+            " VALUES (gen_random_uuid(), 1, 'blog', 'article', '812', now(), now(), $1, $2, $3)",
+            datetime.now(UTC) if failed else None,
+            None if failed else datetime.now(UTC),
+            error,
+        )
+    await world.pool.execute(
+        "INSERT INTO callback (job_id, epoch, state, webhook_id, source, url, host, body, since, given_up_at, error,"
+        " attempts) VALUES (gen_random_uuid(), 1, 'completed', 'x', 'shop', $1, 'x', '', now(), now(), $2, 31)",
+        "https://shop.example/hooks/content/generated/articles?tenant=4711",
+        "unreachable: Cannot connect to host shop.example:443 ssl:default [Connection refused]",
+    )
 
 
 async def _return(world: World, mini: Puppet, book: Puppet, said: dict[str, object]) -> object:

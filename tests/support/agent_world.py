@@ -71,6 +71,7 @@ class Coordinator:
         self.rules: dict[str, Any] | None = None
         self.heartbeat_s = 1.0
         self.deadline_s = 60.0
+        self.failures: list[dict[str, Any]] = []  # what each grant says is charged to its job
         self.jobs: dict[str, dict[str, Any]] = {}
         self.grants: dict[str, dict[str, Any]] = {}  # by delivery
         self.presences: list[dict[str, Any]] = []
@@ -127,6 +128,7 @@ class Coordinator:
                 "lease_ttl_s": TTL_S,
                 "heartbeat_s": self.heartbeat_s,
                 "deadline_s": self.deadline_s,
+                "failures": self.failures,
                 "upload": {"url": f"{self.url}/up/{job['id']}/{job['epoch']}", "token": f"token-{job['epoch']}"},
                 "job": {name: job[name] for name in ("id", "kind", "model", "spec")},
             }

@@ -5,6 +5,7 @@ Statuses, error codes and keys are those of real sites (`tests/recordings/wordpr
 each coming request; `mood` is how the whole site is.
 """
 
+import asyncio
 import base64
 import hashlib
 import itertools
@@ -51,6 +52,8 @@ class FakeWordPress:
     media_troubles: deque[MediaTrouble] = field(default_factory=deque)
     post_troubles: deque[PostTrouble] = field(default_factory=deque)
     finish_troubles: int = 0  # so often can't it make smaller sizes
+    holds_look_up: asyncio.Event | None = None  # a look-up of media is answered once this is set, as it was when asked
+    holding: asyncio.Event = field(default_factory=asyncio.Event)  # one is held
     uploads: int = 0  # that were asked for
     updates: list[dict[str, Any]] = field(default_factory=list)  # of posts, that were taken
     asked: list[str] = field(default_factory=list)  # "GET /wp/v2/media"
@@ -107,6 +110,7 @@ class FakeWordPress:
             ("GET", "/wp/v2/media", self._look_up),
             ("POST", "/wp/v2/media", self._upload),
             ("POST", r"/wp/v2/media/(\d+)/post-process", self._finish),
+            ("GET", r"/wp/v2/posts/(\d+)", self._post),
             ("POST", r"/wp/v2/posts/(\d+)", self._update),
         ]
 
@@ -172,6 +176,9 @@ class FakeWordPress:
             message = "Sorry, you are not allowed to edit posts in this post type."
             return _error(401, "rest_forbidden_context", message)
         found = sorted(self.found(query["slug"]), key=lambda one: -one["id"])  # newest first
+        if self.holds_look_up is not None:
+            self.holding.set()
+            await self.holds_look_up.wait()
         if user is None:
             found = [one for one in found if not one["post"]]
         return web.json_response(found, headers={"X-WP-Total": str(len(found)), "X-WP-TotalPages": "1"})
@@ -289,6 +296,16 @@ class FakeWordPress:
         return web.json_response(self.media[media_id])
 
     # ---- posts
+
+    async def _post(
+        self, _: web.Request, query: dict[str, str], user: Account | None, post_id: int
+    ) -> web.StreamResponse:
+        if post_id not in self.posts:
+            return _error(404, "rest_post_invalid_id", "Invalid post ID.")
+        if query.get("context") == "edit" and (user is None or "edit_others_posts" not in user.capabilities):
+            message = "Sorry, you are not allowed to edit this post."
+            return _error(401 if user is None else 403, "rest_forbidden_context", message)
+        return web.json_response(self.posts[post_id])
 
     async def _update(
         self, request: web.Request, _: dict[str, str], user: Account | None, post_id: int

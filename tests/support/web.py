@@ -157,7 +157,7 @@ async def web(
         intake = Intake(bus, ledger, queries, directory, dispatcher, settings)
         store = await FolderStore.open(folder / "artifacts")
         stack.callback(store.close)
-        hooks = Hooks(sources or {}, intake.take, queries.record_rejected_submission, answer_s=60.0)
+        hooks = Hooks(sources or {}, intake.submit, queries.record_rejected_submission, answer_s=60.0)
         await stack.enter_async_context(hooks)
         orders: list[tuple[Any, ...]] = []
         not_ready: list[str] = []

@@ -9,7 +9,7 @@ import pytest
 from agent.executors.base import RunnableJob
 from agent.journal import MOST_TRIES, Journal
 from agent.leases import Attempt
-from shared.wire import Upload
+from shared.wire import Failure, Upload
 
 JOB = UUID("018f3f5e-7d1a-7cc0-a3c2-0123456789ab")
 NAME = f"{JOB}.3"
@@ -63,7 +63,7 @@ def job(tmp_path):
         labels={"post": "812"},
         open_workspace=lambda: tmp_path,
         no_progress_s=70.0,
-        unexplained=1,
+        failures=[Failure(code="bad_answer", verdict="retry_then_fail")],
     )
 
 
@@ -98,7 +98,8 @@ async def test_the_next_process_gets_the_grant_as_it_was(tmp_path, wall):
         "priority": "normal",
     }
     assert (claimed.granted.epoch, claimed.granted.attempt, claimed.granted.upload.token) == (3, 2, "token")
-    assert (claimed.granted.no_progress_s, claimed.granted.unexplained) == (70.0, 1)
+    assert claimed.granted.no_progress_s == 70.0
+    assert claimed.granted.failures == job(tmp_path).failures
     assert later.left_s(claimed) == 440
 
 

@@ -50,6 +50,32 @@ def test_a_full_file_is_begun_anew_and_only_so_many_are_kept(tmp_path: Path) -> 
     assert path.read_text().split()[-1] == f"{999:099}"
 
 
+def test_a_line_that_a_kill_cut_short_spoils_no_later_one(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"n": 1}\n{"n": 2, "tex')
+    for number in (3, 4):
+        file = _opened(path)
+        file.write(json.dumps({"n": number}))
+        file.close()
+    assert path.read_text() == '{"n": 1}\n{"n": 2, "tex\n{"n": 3}\n{"n": 4}\n'
+
+
+@pytest.mark.parametrize("moved", [0, 1, 2, 3])
+def test_a_kill_while_files_are_moved_on_loses_none_of_them(tmp_path: Path, moved: int) -> None:
+    names = ["log.jsonl", "log.jsonl.1", "log.jsonl.2", "log.jsonl.3"]
+    for number, name in enumerate(names):
+        (tmp_path / name).write_text(f"{number}\n".rjust(100))
+    for name, following in list(zip(names[-2::-1], names[:0:-1], strict=True))[:moved]:
+        (tmp_path / name).replace(tmp_path / following)
+    left = {one.read_text() for one in tmp_path.iterdir()}
+    file = _opened(tmp_path / "log.jsonl", most_bytes=100, files=4)
+    file.write("new")
+    file.close()
+    now = {one.read_text() for one in tmp_path.iterdir()}
+    assert (tmp_path / "log.jsonl").read_text() == "new\n"
+    assert now == (left if moved else left - {"3\n".rjust(100)}) | {"new\n"}
+
+
 def test_what_the_disk_does_not_take_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_file, "WAITING_MOST", 10)
     path = tmp_path / "pipe"

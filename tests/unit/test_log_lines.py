@@ -44,6 +44,14 @@ def test_older_files_are_searched_too_each_once(tmp_path: Path) -> None:
     assert _numbers(LogLines(path).find(JOB, 10)) == [0, 1]
 
 
+def test_a_number_that_is_missing_ends_no_search(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    for number, name in enumerate(("log.jsonl.10", "log.jsonl.3", "log.jsonl.2", "log.jsonl")):
+        (tmp_path / name).write_bytes(_line(number))
+    (tmp_path / "log.jsonl.old").write_bytes(_line(9))
+    assert _numbers(LogLines(path).find(JOB, 10)) == [0, 1, 2, 3]
+
+
 def test_what_is_no_line_of_the_job_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     mention = orjson.dumps({"event": "event taken", "jobs": [str(JOB)]}) + b"\n"

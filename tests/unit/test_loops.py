@@ -73,3 +73,24 @@ async def test_an_outage_that_another_loop_speaks_of_costs_no_lines_and_a_fault_
         ("loop failed", 1),
         ("loop recovered", 1),
     ]
+
+
+@pytest.mark.parametrize("ends", [TimeoutError("the statement's own"), None])
+async def test_a_loop_ends_when_a_round_swallows_that_it_is_cancelled(ends: Exception | None) -> None:
+    begun = asyncio.Event()
+
+    async def once() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if ends is not None:
+                raise ends from None
+
+    running = asyncio.create_task(Loop("careless", once, every_s=0.01).run())
+    await begun.wait()
+
+    running.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, 10)

@@ -88,6 +88,18 @@ async def test_no_session_for_nobodys_or_a_publishers_token(guarded: Web, token:
     await guarded.call("GET", "/v1/workers", expect=401)
 
 
+async def test_too_many_wrong_tokens_from_one_address_have_to_wait(guarded: Web) -> None:
+    for _ in range(10):
+        assert (await log_in(guarded, "guess")).status == 403
+    for token in ("guess", "t-admin"):
+        answer = await log_in(guarded, token)
+        assert answer.status == 429
+        assert 0 < int(answer.headers["Retry-After"]) <= 60
+        assert "Set-Cookie" not in answer.headers
+        assert "try again in" in await answer.text()
+    await guarded.call("GET", "/v1/workers", token="admin")  # programs are not concerned
+
+
 async def test_a_browser_is_led_to_the_login_and_a_program_gets_401(guarded: Web) -> None:
     async with guarded.client.get("/jobs?state=failed", headers=PAGE, allow_redirects=False) as answer:
         assert answer.status == 303

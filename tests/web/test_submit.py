@@ -131,7 +131,7 @@ async def test_exactly_1_mib_is_taken(site: Web) -> None:
 
 
 async def test_a_body_that_never_comes_is_given_up(site: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.web.jobs._BODY_S", 0.05)
+    monkeypatch.setattr("coordinator.web.body.BODY_S", 0.05)
     host, port = site.runner.addresses[0][:2]
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(f"POST /v1/jobs HTTP/1.1\r\nHost: {host}\r\nContent-Length: 10\r\n\r\n".encode())

@@ -1,7 +1,7 @@
 -- For each worker and lane (by its consumer's name): how many of its last attempts in a row failed in a way that may be
 -- the machine's, if $3 or more did. Looked at are each worker's last $2 attempts of the last $1 seconds, since an
--- operator let it back; what says nothing of the machine (released, canceled, asleep, the job's own fault) is passed
--- over. $4: error codes of answers without content; `empty`: the last $3 were such. `others`: another worker succeeded
+-- operator let it back; what says nothing of the machine (released, canceled, asleep, the job's own fault, a job that is
+-- not tried again where it met what nobody knows) is passed over. $4: error codes of answers without content; `empty`: the last $3 were such. `others`: another worker succeeded
 -- there less than $5 seconds before the last failure, or later.
 WITH ended AS (
     SELECT w.name AS worker, a.*
@@ -15,7 +15,11 @@ WITH ended AS (
             AND ended_at <= tandem_now()
             AND (
                 outcome = 'completed'
-                OR (outcome = 'failed' AND error ->> 'class' <> 'permanent')
+                OR (outcome = 'failed' AND error ->> 'class' = 'transient')
+                OR (
+                    outcome = 'failed' AND error ->> 'class' = 'elsewhere'
+                    AND error -> 'detail' ->> 'verdict' IS DISTINCT FROM 'unknown'
+                )
                 OR (outcome = 'lease_expired' AND error ->> 'code' IN ('worker_lost', 'worker_restarted'))
             )
         ORDER BY claimed_at DESC

@@ -13,7 +13,9 @@
  * The request is made by an action that runs later (Action Scheduler if it is there, else WP-Cron), so that a receiver
  * that hangs costs no editor anything. It is signed when it is sent (Standard Webhooks), and sent again with growing
  * pauses until it is taken; the next try is on the schedule before a try begins, so that one that dies is made up for.
- * What asks for the same is one job at Tandem, however often it arrives.
+ * What asks for the same is one job at Tandem, however often it arrives. There is no page of settings: the secret stands
+ * in no database, and what is wrong with the constants is told to whoever may mend it. Deactivated, it sends nothing
+ * more; deleted, it leaves nothing behind.
  *
  * Filters: tandem_hook_post_types (names of the types that count), tandem_hook_own_write (whether a save is the
  * write-back of a result; by default every save with an application password), tandem_hook_want (what is asked for),
@@ -38,6 +40,26 @@ add_action( 'post_submitbox_misc_actions', 'tandem_hook_submitbox' );
 add_action( 'admin_notices', 'tandem_hook_notice' );
 add_filter( 'post_row_actions', 'tandem_hook_row', 10, 2 );
 add_filter( 'page_row_actions', 'tandem_hook_row', 10, 2 );
+register_activation_hook( __FILE__, 'tandem_hook_activated' );
+register_deactivation_hook( __FILE__, 'tandem_hook_deactivated' );
+
+/** Have what it keeps removed when it is deleted. */
+function tandem_hook_activated() {
+	register_uninstall_hook( __FILE__, 'tandem_hook_uninstalled' );
+}
+
+/** Send nothing more. */
+function tandem_hook_deactivated() {
+	wp_unschedule_hook( 'tandem_hook_send' );
+	if ( function_exists( 'as_unschedule_all_actions' ) ) {
+		as_unschedule_all_actions( 'tandem_hook_send' );
+	}
+}
+
+/** Leave nothing behind: the settings are in wp-config.php, the rest is how each post's last request went. */
+function tandem_hook_uninstalled() {
+	delete_post_meta_by_key( TANDEM_HOOK_META );
+}
 
 /** Ask when a post becomes public: also a scheduled one, in cron. Terms and featured image are stored by then. */
 function tandem_hook_saved( $post_id, $post, $update, $before ) {
@@ -84,13 +106,16 @@ function tandem_hook_send( $post_id, $cause, $user, $id, $try ) {
 		tandem_hook_unschedule( $next );
 		tandem_hook_schedule( min( $asked_s, DAY_IN_SECONDS ), $next );
 	}
-	update_post_meta( $post->ID, TANDEM_HOOK_META, $taken ? 'asked' : "try $try: $said" );
+	update_post_meta( $post->ID, TANDEM_HOOK_META, $taken ? 'asked' : wp_slash( "try $try: $said" ) );
 }
 
 /** Sign and post; return the status (0: no answer), what is to be said of it, and how long we were asked to wait. */
 function tandem_hook_post( $id, $body ) {
+	if ( '' !== tandem_hook_fault() ) {
+		return array( 0, tandem_hook_fault(), 0 );
+	}
 	$now    = time();
-	$key    = base64_decode( substr( TANDEM_HOOK_SECRET, strlen( 'whsec_' ) ), true );
+	$key    = base64_decode( substr( TANDEM_HOOK_SECRET, strlen( 'whsec_' ) ) );
 	$answer = wp_remote_post(
 		TANDEM_HOOK_URL,
 		array(
@@ -100,7 +125,7 @@ function tandem_hook_post( $id, $body ) {
 				'Content-Type'      => 'application/json',
 				'webhook-id'        => $id,
 				'webhook-timestamp' => (string) $now,
-				'webhook-signature' => 'v1,' . base64_encode( hash_hmac( 'sha256', "$id.$now.$body", (string) $key, true ) ),
+				'webhook-signature' => 'v1,' . base64_encode( hash_hmac( 'sha256', "$id.$now.$body", $key, true ) ),
 			),
 			'body'        => $body,
 		)
@@ -109,20 +134,27 @@ function tandem_hook_post( $id, $body ) {
 		return array( 0, $answer->get_error_message(), 0 );
 	}
 	$status = (int) wp_remote_retrieve_response_code( $answer );
-	$said   = $status . ' ' . substr( (string) wp_remote_retrieve_body( $answer ), 0, 300 );
+	$said   = $status . ' ' . mb_substr( sanitize_text_field( wp_remote_retrieve_body( $answer ) ), 0, 300 );
 	return array( $status, $said, (int) wp_remote_retrieve_header( $answer, 'retry-after' ) );
 }
 
 /** What is asked for: only what the post does not have, so that nobody's text is ever replaced. */
 function tandem_hook_want( $post, $cause ) {
 	$want = array();
-	if ( '' === trim( wp_strip_all_tags( $post->post_content ) ) ) {
+	if ( tandem_hook_empty( $post->post_content ) ) {
 		$want[] = 'article';
 	}
 	if ( ! has_post_thumbnail( $post->ID ) ) {
 		$want[] = 'hero_image';
 	}
 	return apply_filters( 'tandem_hook_want', $want, $post, $cause );
+}
+
+/** Whether a post holds nothing that anybody could miss: no text, no media, no block that makes its content itself. */
+function tandem_hook_empty( $content ) {
+	$more = '@<(?:img|video|audio|iframe|embed|object|svg|form)\b|<!--\s*wp:(?!(?:paragraph|heading)\b)@i';
+	return '' === trim( html_entity_decode( wp_strip_all_tags( $content ), ENT_QUOTES, 'UTF-8' ), " \t\n\r\0\x0B\u{A0}" )
+		&& ! preg_match( $more, $content );
 }
 
 /** The event, as it is now. */
@@ -169,9 +201,18 @@ function tandem_hook_unschedule( $args ) {
 	}
 }
 
+/** What is wrong with the constants in wp-config.php; empty = nothing. */
+function tandem_hook_fault() {
+	if ( ! defined( 'TANDEM_HOOK_URL' ) || ! defined( 'TANDEM_HOOK_SECRET' ) ) {
+		return 'TANDEM_HOOK_URL and TANDEM_HOOK_SECRET must be defined in wp-config.php.';
+	}
+	$key = 0 === strpos( TANDEM_HOOK_SECRET, 'whsec_' ) ? base64_decode( substr( TANDEM_HOOK_SECRET, 6 ), true ) : false;
+	return false === $key || strlen( $key ) < 24 ? 'TANDEM_HOOK_SECRET must be whsec_ and the base64 of 24 bytes or more.' : '';
+}
+
 /** Whether a post is of a type that counts, and the plugin is set up. */
 function tandem_hook_counts( $post ) {
-	return defined( 'TANDEM_HOOK_URL' ) && defined( 'TANDEM_HOOK_SECRET' )
+	return '' === tandem_hook_fault()
 		&& in_array( $post->post_type, apply_filters( 'tandem_hook_post_types', array( 'post' ) ), true );
 }
 
@@ -192,14 +233,14 @@ function tandem_hook_row( $actions, $post ) {
 
 /** The button beside the classic editor; a box of our own would have the block editor save every post twice. */
 function tandem_hook_submitbox( $post ) {
-	if ( tandem_hook_counts( $post ) && 'auto-draft' !== $post->post_status ) {
+	if ( tandem_hook_counts( $post ) && 'auto-draft' !== $post->post_status && current_user_can( 'edit_post', $post->ID ) ) {
 		echo '<div class="misc-pub-section">' . tandem_hook_link( $post ) . '</div>'; // phpcs:ignore -- escaped there
 	}
 }
 
 /** The button was pressed. */
 function tandem_hook_button() {
-	$post_id = absint( $_GET['post'] ?? 0 );
+	$post_id = is_scalar( $_GET['post'] ?? 0 ) ? absint( $_GET['post'] ?? 0 ) : 0;
 	check_admin_referer( "tandem_hook_ask_$post_id" );
 	$post = get_post( $post_id );
 	if ( ! $post || ! tandem_hook_counts( $post ) || ! current_user_can( 'edit_post', $post_id ) ) {
@@ -216,7 +257,11 @@ function tandem_hook_notice() {
 		'asked'   => 'Tandem is asked for what the post lacks.',
 		'nothing' => 'The post has a text and a featured image: there is nothing to ask Tandem for.',
 	);
-	$key  = sanitize_key( $_GET['tandem_hook'] ?? '' ); // phpcs:ignore -- only chooses a sentence
+	$key  = $_GET['tandem_hook'] ?? ''; // phpcs:ignore -- only chooses a sentence
+	$key  = is_string( $key ) ? sanitize_key( $key ) : '';
+	if ( '' !== tandem_hook_fault() && current_user_can( 'manage_options' ) ) {
+		printf( '<div class="notice notice-error"><p>Tandem hook: %s</p></div>', esc_html( tandem_hook_fault() ) );
+	}
 	if ( isset( $said[ $key ] ) ) {
 		printf( '<div class="notice notice-info is-dismissible"><p>%s</p></div>', esc_html( $said[ $key ] ) );
 	}

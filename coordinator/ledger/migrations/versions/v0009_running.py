@@ -1,4 +1,4 @@
-"""Who may join, and who may ask: invitations of workers, tokens, restores. What is old is found by indexes."""
+"""Who may join, and who may ask: invitations of workers, tokens, restores."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ _INSTANT = sa.TIMESTAMP(timezone=True)
 
 
 def upgrade() -> None:
-    """Make the tables, empty, and the indexes: some seconds for a million jobs."""
+    """Make the tables, empty."""
     op.create_table(
         "invitation",
         sa.Column("worker", sa.Text(), primary_key=True, nullable=False),
@@ -44,19 +44,10 @@ def upgrade() -> None:
         sa.Column("made_at", _INSTANT, nullable=False),
     )
     op.add_column("artifact", sa.Column("trimmed_at", _INSTANT, nullable=True))
-    settled = "finished_at IS NOT NULL AND state <> 'awaiting_review' AND NOT unpublished"
-    op.create_index("job_settled", "job", ["finished_at", "id"], postgresql_where=sa.text(settled))
-    kept = sa.text("linked AND trimmed_at IS NULL")
-    op.create_index("artifact_kept", "artifact", ["stored_at"], postgresql_where=kept)
-    ended, with_body = sa.text("coalesce(delivered_at, given_up_at)"), "next_at IS NULL AND octet_length(body) > 0"
-    op.create_index("callback_kept", "callback", [ended], postgresql_where=sa.text(with_body))
 
 
 def downgrade() -> None:
     """Forget the tokens and the invitations; who has joined stays."""
-    op.drop_index("callback_kept", table_name="callback")
-    op.drop_index("artifact_kept", table_name="artifact")
-    op.drop_index("job_settled", table_name="job")
     op.drop_column("artifact", "trimmed_at")
     op.drop_table("restored")
     op.drop_table("access_token")
