@@ -1,7 +1,7 @@
-"""What macOS's own tools say and do: the one module that calls pmset, ioreg, notifyutil, launchctl and caffeinate.
+"""What macOS's own tools say and do: the one that calls pmset, ioreg, notifyutil, vm_stat, launchctl, caffeinate.
 
-A tool that is missing, hangs or refuses is an answer with that status, never an exception. Parsers are pure, from
-recorded output. Apple's tools are not subject to Local Network privacy, and none used here needs root.
+A tool that is missing, hangs or refuses is an answer with that status, never an exception. Parsers are pure. Apple's
+tools are not subject to Local Network privacy, and none used here needs root.
 """
 
 import asyncio
@@ -47,6 +47,11 @@ async def read(asked: frozenset[Rule]) -> Reading:
 async def power() -> tuple[bool | None, int | None]:
     """Return whether it runs on mains, and the battery's charge in per cent (None: it has none, or can't be read)."""
     return power_of((await call("pmset", "-g", "batt")).out)
+
+
+async def vm_stat() -> str:
+    """Return what `vm_stat` says of the memory; empty: nothing."""
+    return (await call("vm_stat")).out
 
 
 async def has_battery() -> bool | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import structlog
 
+from agent import mac
 from agent.executors.base import Backed, Executor, Progress, RunnableJob
 
 WAITING = "waiting_for_gpu"
@@ -26,7 +27,6 @@ KEPT_FREE = 0.10
 UNKNOWN_NEED = 0.25
 """Share of all memory that must be free for a model of unknown size."""
 _UNLOAD_S = 30.0
-_READ_S = 5.0
 _MEMINFO = Path("/proc/meminfo")
 _log = structlog.get_logger()
 
@@ -43,11 +43,9 @@ async def read_memory() -> Reading | None:
     """Return this machine's memory; None if it can't be read."""
     try:
         if sys.platform == "darwin":
-            async with asyncio.timeout(_READ_S):
-                total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-                return vm_stat(await _said("/usr/bin/vm_stat"), total_bytes)
+            return vm_stat(await mac.vm_stat(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         return meminfo(await asyncio.to_thread(_MEMINFO.read_text, encoding="ascii"))
-    except (OSError, ValueError, TimeoutError):
+    except (OSError, ValueError):
         return None
 
 
@@ -187,15 +185,3 @@ class Gpu:
 
 def _name(executor: object) -> str:
     return str(getattr(executor, "name", executor))
-
-
-async def _said(*command: str) -> str:
-    child = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        said, _ = await child.communicate()
-    finally:
-        if child.returncode is None:
-            child.kill()
-    return said.decode("ascii", "replace")

@@ -1,6 +1,7 @@
 """The GPU and the memory that generators share: one job at a time, models unloaded when memory is short."""
 
 import asyncio
+import sys
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from agent.executors.verdicts import OUT_OF_MEMORY
 from agent.puller import Lanes
 from shared.wire import Capability, LaneOffer
 from tests.support.agent_executor import StringExecutor
+from tests.support.fake_mac import FakeMac
 from tests.support.servers import eventually
 from tests.support.text_rig import CountingClock, Told
 
@@ -476,6 +478,16 @@ def test_vm_stat_is_read():
 def test_meminfo_is_read():
     assert meminfo("MemTotal:  1024 kB\nMemFree: 1 kB\nMemAvailable:  512 kB\n") == Reading(2**20, 2**19)
     assert meminfo("MemTotal:  1024 kB\n") is None
+
+
+async def test_a_mac_is_asked_by_vm_stat(tmp_path, monkeypatch):
+    mac = FakeMac(tmp_path / "mac")
+    mac.say("vm_stat", "", VM_STAT)
+    monkeypatch.setenv("PATH", mac.path)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert (await read_memory()).available_bytes == (10000 + 300000 + 2000 + 500) * 16384
+    mac.say("vm_stat", "", None)
+    assert await read_memory() is None
 
 
 async def test_this_machines_memory_can_be_read():

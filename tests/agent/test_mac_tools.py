@@ -1,4 +1,4 @@
-"""What macOS's tools say, read from recorded answers, and what becomes of a tool that is missing, hangs or refuses."""
+"""What macOS's tools say, in their shape, and what becomes of a tool that is missing, hangs or refuses."""
 
 import os
 
@@ -75,6 +75,11 @@ async def test_a_tool_that_is_missing_is_no_crash(monkeypatch):
             "Now drawing from 'AC Power'\n -InternalBattery-0 (id=1)\t80%; AC attached; not charging present: true\n",
             (True, 80),
         ),
+        (
+            "Now drawing from 'Battery Power'\n -Mouse-0 (id=1)\t12%; discharging\n -InternalBattery-0 (id=2)\t100%; discharging",
+            (False, 100),
+        ),
+        ("Now drawing from 'Battery Power'\n", (False, None)),
         ("", (None, None)),
     ],
 )

@@ -147,3 +147,8 @@ def test_linux_power_supplies_are_read(tmp_path):
     assert read_supplies(tmp_path) == Reading(mains=False, battery=57)
     (tmp_path / "AC" / "online").write_text("1\n")
     assert read_supplies(tmp_path) == Reading(mains=True, battery=57)
+    (tmp_path / "AC" / "online").write_text("0\n")
+    (tmp_path / "BAT0" / "status").write_text("Charging\n")  # by a plug that is not listed
+    assert read_supplies(tmp_path) == Reading(mains=True, battery=57)
+    (tmp_path / "BAT0" / "status").write_text("Discharging\n")
+    assert read_supplies(tmp_path) == Reading(mains=False, battery=57)

@@ -50,7 +50,10 @@ async def test_the_ledgers_clock_can_be_moved_for_every_session(desk: Desk) -> N
 def test_no_statement_asks_another_clock() -> None:
     from importlib.resources import files  # noqa: PLC0415 - only here
 
+    compares_clocks = "doctor_database.sql"  # and may be asked before there is a schema
     for path in (files("coordinator.ledger") / "sql").iterdir():
+        if path.name == compares_clocks:
+            continue
         text = "\n".join(line for line in path.read_text().splitlines() if not line.startswith("--")).lower()
         for other in ("current_timestamp", "clock_timestamp", "localtime"):
             assert other not in text, path.name

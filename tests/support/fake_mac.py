@@ -1,11 +1,13 @@
-"""macOS's tools as small programs in a folder that a test puts on PATH: they say what was recorded on real Macs.
+"""macOS's tools as small programs in a folder that a test puts on PATH: they answer as Apple's do.
+
+Their answers are written by hand in the shape that these tools are known to have; they were recorded on no Mac.
 
     mac = FakeMac(tmp_path / "mac")
     monkeypatch.setenv("PATH", mac.path)
     mac.power("battery", 55)
 
-pmset, ioreg, notifyutil, defaults, fdesetup and route answer from files; caffeinate waits for its `-w`; launchctl
-(`fake_launchctl.py`) keeps its jobs and really starts their programs. Each call is a line in `calls`.
+pmset, ioreg, notifyutil, defaults, fdesetup, route and vm_stat answer from files; caffeinate waits for its `-w`;
+launchctl (`fake_launchctl.py`) keeps its jobs and really starts their programs. Each call is a line in `calls`.
 """
 
 import os
@@ -25,7 +27,7 @@ echo "caffeinate $*" >> "{folder}/calls"
 echo $$ >> "{folder}/caffeinated"
 while kill -0 "$3" 2>/dev/null; do sleep 0.05; done
 """
-TOOLS = ("pmset", "ioreg", "notifyutil", "defaults", "fdesetup", "route")
+TOOLS = ("pmset", "ioreg", "notifyutil", "defaults", "fdesetup", "route", "vm_stat")
 LAUNCHCTL = """#!/bin/sh
 exec "{python}" "{program}" "{folder}" "$@"
 """
