@@ -56,7 +56,7 @@ class RuleWatch:
     async def once(self) -> None:
         """Look at the file and the machine, and at running jobs that a rule gives back."""
         if (changed := self.reload()) is not None and changed != self.own:
-            _log.info("rules changed", by="settings", rules=_shown(changed))
+            _log.info("rules changed", by="settings", rules=changed.said())
             self.own = changed
         rules = self.rules
         reading = await self.read(rules.asked())
@@ -94,7 +94,7 @@ class RuleWatch:
             _log.warning("the coordinator's rules can't be followed", faults=self.fault)
             return False
         self.fault = ""
-        _log.info("rules changed", by="coordinator", rules=None if rules is None else _shown(rules))
+        _log.info("rules changed", by="coordinator", rules=None if rules is None else rules.said())
         self._told, self._forbidden = rules, None
         return True
 
@@ -121,7 +121,7 @@ class RuleWatch:
     def facts(self) -> dict[str, object]:
         """Return what presence tells of the rules; empty when there is nothing to tell."""
         found: dict[str, object] = {}
-        if shown := _shown(self.rules):
+        if shown := self.rules.said():
             found["rules"] = shown | {"by": "settings" if self._told is None else "coordinator"}
         if self._forbidden:
             found["forbidden"] = [one.said for one in self._forbidden]
@@ -131,10 +131,6 @@ class RuleWatch:
         for attempt in self.leases:
             if not attempt.delivering and not attempt.stopped.done():
                 attempt.stop(StopKind.DRAIN, f"{why.reason}: {why.said}")
-
-
-def _shown(rules: Rules) -> dict[str, Any]:
-    return rules.model_dump(mode="json", exclude_defaults=True)
 
 
 class RulesFile:

@@ -20,6 +20,21 @@ class AdminClient(Client):
         _, answer = await self._http.ask("DELETE", f"/v1/workers/{quote(worker, safe='')}")
         return answer
 
+    async def rules(self, worker: str) -> dict[str, Any]:
+        """Return by which rules a worker works."""
+        found: dict[str, Any] = await self._http.get(_rules_of(worker))
+        return found
+
+    async def tell_rules(self, worker: str, rules: dict[str, Any]) -> dict[str, Any]:
+        """Have a worker work by these rules."""
+        _, answer = await self._http.ask("PUT", _rules_of(worker), body=orjson.dumps(rules))
+        return answer
+
+    async def clear_rules(self, worker: str) -> dict[str, Any]:
+        """Have a worker work by its own rules."""
+        _, answer = await self._http.ask("DELETE", _rules_of(worker))
+        return answer
+
     async def new_token(self, role: str, name: str) -> dict[str, Any]:
         """Make a token."""
         return await self._post("/v1/tokens", role=role, name=name)
@@ -37,3 +52,7 @@ class AdminClient(Client):
     async def _post(self, path: str, **said: Any) -> dict[str, Any]:
         _, answer = await self._http.ask("POST", path, body=orjson.dumps(said))
         return answer
+
+
+def _rules_of(worker: str) -> str:
+    return f"/v1/workers/{quote(worker, safe='')}/rules"

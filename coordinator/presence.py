@@ -74,6 +74,8 @@ class PresenceDesk:
         await self._hold_against(row, presence)
         reply = await self._reply(worker, presence)
         reply["state"], reply["as_of"] = row.wanted, row.seen_at
+        if row.rules is not None:
+            reply["rules"] = row.rules
         await self.bus.respond(message, orjson.dumps(reply))
 
     async def _replaced(self, message: Message, worker: str, instance: str) -> None:

@@ -266,6 +266,7 @@ class WorkerLine(Answer):
     holds: list[dict[str, Any]] = []
     last_hour: dict[str, int] = {}
     aside: list[dict[str, Any]] = []  # lanes that it gets nothing from for now: lane, failures, code, reason ...
+    rules: dict[str, Any] | None = None  # that it was told; None: its own count
     why_idle: list[str] = []  # why it gets nothing though there is work, for people
 
 

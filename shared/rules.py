@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from enum import StrEnum
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -129,6 +129,26 @@ class Rules(BaseModel):
     """With `overflow`: but take it too when work has waited for so long."""
     stops: frozenset[Rule] = frozenset()
     """Which rules also give running jobs back; the others only let nothing new begin."""
+
+    def said(self) -> dict[str, Any]:
+        """Return what is not as it is by default, as JSON, always the same for the same rules."""
+        said = self.model_dump(mode="json", exclude_defaults=True)
+        return said | ({"stops": sorted(said["stops"])} if "stops" in said else {})
+
+    def words(self) -> list[str]:
+        """Return each rule for people; empty: none is set."""
+        zone = f" ({self.time_zone})" if self.time_zone else ""
+        each = {
+            f"{'; '.join(self.hours)}{zone}": self.hours,
+            "on mains only": self.on_mains,
+            f"on battery above {self.battery_above} % only": self.battery_above is not None,
+            f"when nobody used it for {self.idle_s or 0:g} s": self.idle_s,
+            "not in Low Power Mode": self.no_low_power,
+            f"up to {self.thermal} thermal pressure": self.thermal,
+            f"what others have no slot for, or after {self.overflow_after_s:g} s": self.overflow,
+            f"gives running jobs back: {', '.join(sorted(self.stops))}": self.stops,
+        }
+        return [words for words, is_set in each.items() if is_set]
 
     def asked(self) -> frozenset[Rule]:
         """Return the rules that are set."""

@@ -15,6 +15,7 @@ import orjson
 
 from coordinator.ledger.database import fetch
 from shared.errors import LedgerDownError
+from shared.rules import Rules
 from shared.states import JobState, WorkerState
 from shared.subjects import lane_of_consumer
 from shared.wire import Presence
@@ -115,6 +116,7 @@ class WorkerRow:
     presence: Presence | None  # None: never announced itself
     wanted: WorkerState  # the operator's word
     age_s: float  # since its last presence, when this was read
+    rules: dict[str, Any] | None = None  # the operator's, as `shared.rules` writes them; None: the agent's own count
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +370,12 @@ class Queries:
         """Keep what an operator wants of a worker (ready, paused or draining), and that `actor` said so."""
         await self._all("wanted_set", worker, str(state), actor)
 
+    async def set_rules(self, worker: str, rules: Rules | None, *, actor: str) -> bool:
+        """Keep by which rules a worker shall work (None: its own), and that `actor` said so; False: no such worker."""
+        said = None if rules is None else rules.said()
+        note = "its own" if said is None else orjson.dumps(said).decode()
+        return bool(await self._all("rules_set", worker, said, actor, note))
+
     async def set_lane_paused(self, lane: str, *, paused: bool, actor: str) -> None:
         """Pause or resume a lane, and keep that `actor` said so."""
         await self._all("lane_paused_set", lane, paused, actor)
@@ -471,6 +479,7 @@ def _worker(row: asyncpg.Record) -> WorkerRow:
         presence=Presence.model_validate_json(presence) if presence is not None else None,
         wanted=WorkerState(row["wanted"]),
         age_s=row["age_s"] if row["age_s"] is not None else math.inf,
+        rules=row["rules"],
     )
 
 

@@ -310,6 +310,7 @@ class WorkerTable(SQLModel, table=True):
     presence: dict[str, Any] | None = Field(sa_column=_may(JSONB))  # its last message
     wanted: str = Field(sa_column=_must(Text, "'ready'"))
     resumed_at: datetime | None = Field(sa_column=_may(_INSTANT))  # failures of attempts from before count no more
+    rules: dict[str, Any] | None = Field(sa_column=_may(JSONB))  # when it shall work; None: its own rules count
 
 
 class InvitationTable(SQLModel, table=True):

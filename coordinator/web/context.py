@@ -125,7 +125,7 @@ class WebContext:
 
     ledger: Ledger  # every change of a job
     pool: Pool  # for coordinator.ledger.views only
-    queries: Queries  # for uploads: which epoch may bring files, and which it brought
+    queries: Queries  # for uploads: which epoch may bring files, and which it brought; and for workers' rules
     policy: Policy
     store: ArtifactStore
     tokens: UploadTokens

@@ -149,7 +149,7 @@ def _operation(
     body = doc.body_of(words[0]) if doc.body_of else doc.body
     if body is not None:
         content = {"application/json": {"schema": schemas.of(body, "validation")}}
-        made["requestBody"] = {"required": _is_needed(body), "content": content}
+        made["requestBody"] = {"required": doc.needs_body or _is_needed(body), "content": content}
     elif path.startswith("/v1/uploads"):
         made["requestBody"] = {"required": True, "content": {"*/*": {}}}
     return made

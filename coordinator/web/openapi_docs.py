@@ -12,7 +12,19 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.web import downloads, enrolment, hooks, jobs, live, logs, operations, publications, tokens, uploads
+from coordinator.web import (
+    downloads,
+    enrolment,
+    hooks,
+    jobs,
+    live,
+    logs,
+    operations,
+    publications,
+    tokens,
+    uploads,
+    worker_rules,
+)
 from coordinator.web.job_actions import BODIES, ActionBody
 from shared.client_answers import (
     Answer,
@@ -29,6 +41,7 @@ from shared.client_answers import (
     Unpublished,
     WorkerLine,
 )
+from shared.rules import Rules
 from shared.states import JobState
 from shared.submission import ArticleSpec, ImageSpec, Submission
 from shared.wire import Fault
@@ -131,6 +144,17 @@ class WorkerOrdered(Answer):
 
     worker: str
     order: Literal["drain", "pause", "resume"]
+
+
+class WorkerRules(Answer):
+    """By which rules a worker works."""
+
+    worker: str
+    rules: dict[str, Any] | None  # what it was told; null: its own count
+    in_force: dict[str, Any]  # what it followed when it was last heard
+    by: str | None  # coordinator, settings; null: it has none
+    fault: str | None  # why it can't follow what it was told
+    forbidden: list[str]  # why it takes no work, for people
 
 
 class Invitation(Answer):
@@ -320,6 +344,7 @@ class Doc:
     refuses: frozenset[int] = frozenset()
     query: type[BaseModel] | None = None
     body: Any = None  # a model or a union of models
+    needs_body: bool = False  # also where every field of it may be left out
     body_of: Callable[[str], Any] | None = None  # of an action that the path names
     media: str = "application/json"  # of the answers
     location: frozenset[int] = frozenset()  # statuses with a Location
@@ -359,6 +384,9 @@ DOCS: Final[Mapping[Callable[..., Any], Doc]] = {
     logs.of_job: Doc(answers={200: Logs}, query=LogsQuery),
     operations.workers: Doc(answers={200: Workers}),
     operations.order: Doc(answers={200: WorkerOrdered}, refuses=_refuses(404)),
+    worker_rules.show: Doc(answers={200: WorkerRules}, refuses=_refuses(404)),
+    worker_rules.tell: Doc(answers={200: WorkerRules}, refuses=_refuses(404, 413), body=Rules, needs_body=True),
+    worker_rules.clear: Doc(answers={200: WorkerRules}, refuses=_refuses(404)),
     enrolment.invite: Doc(answers={201: Invitation}, refuses=_refuses(409, 413), body=enrolment.InviteBody),
     enrolment.revoke: Doc(answers={200: WorkerRevoked}, refuses=_refuses(409, 422)),
     tokens.listed: Doc(answers={200: Tokens}),

@@ -15,6 +15,7 @@ from coordinator.web.html import fragment, render
 from coordinator.web.live_hub import Fragments
 from coordinator.web.operations import workers_of
 from coordinator.web.pages_refused import held_back
+from coordinator.worker_rules import in_force
 
 _RUNNING: Final = 100
 _FAILED: Final = 8
@@ -73,7 +74,7 @@ def waiting_of(context: WebContext, lanes: list[views.Row]) -> list[dict[str, An
 
 
 def explained(context: WebContext, workers: list[views.Row], lanes: list[views.Row]) -> list[dict[str, Any]]:
-    """Return the workers with their `state` in a word, what they `told`, and `idle`: why they get nothing."""
+    """Return the workers: `state` in a word, what each `told`, `idle` (why it gets nothing), its rules as `follows`."""
     with_work = frozenset(lane["name"] for lane in lanes if not lane["paused"] and lane["due"] + lane["offered"])
     shown = []
     for row in workers:
@@ -81,7 +82,9 @@ def explained(context: WebContext, workers: list[views.Row], lanes: list[views.R
         state = _state(row, told)
         is_said = state in ("away", "busy") or row["wanted"] != "ready"  # by the state alone
         why = [] if is_said else context.why_idle(row["name"], with_work)
-        shown.append({**row, "told": told, "state": state, "idle": why, "models": _models(told)})
+        shown.append(
+            {**row, "told": told, "state": state, "idle": why, "models": _models(told), "follows": in_force(told)}
+        )
     return sorted(shown, key=lambda row: (not row["present"], row["name"]))
 
 

@@ -76,7 +76,7 @@ async def test_a_tool_that_is_missing_is_no_crash(monkeypatch):
             (True, 80),
         ),
         (
-            "Now drawing from 'Battery Power'\n -Mouse-0 (id=1)\t12%; discharging\n -InternalBattery-0 (id=2)\t100%; discharging",
+            "Now drawing from 'Battery Power'\n -Mouse-0 (id=1)\t12%; -\n -InternalBattery-0 (id=2)\t100%; discharging",
             (False, 100),
         ),
         ("Now drawing from 'Battery Power'\n", (False, None)),

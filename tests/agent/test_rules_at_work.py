@@ -1,6 +1,7 @@
 """An agent with rules in a whole Tandem: what it takes and leaves, what it says of it, what an operator changes."""
 
 import asyncio
+import re
 import sys
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -172,6 +173,31 @@ async def test_what_the_coordinator_says_counts_instead_of_the_settings(far, mac
         assert far.presences[-1]["facts"]["rules"] == {"on_mains": True, "by": "settings"}
 
 
+async def test_rules_changed_on_the_page_stop_an_agent_which_says_why_until_its_own_count_again(world, mac, tmp_path):
+    mac.power("battery", 50)
+    executor = StringExecutor()
+    async with agent(with_rules(world, tmp_path, rules={"battery_above": 40}), executor):
+        await says(world, None)
+        first = await world.submit()
+        (await executor.next()).finish()
+        await world.until(first["id"], "completed")
+
+        await by_form(world, "/workers/macbook/rules", battery_above="60", sure="yes")
+        await says(world, "battery_low")
+        job = await world.submit()
+        page = await world.page("/workers")
+        assert '<span class="sub idle">battery_low</span>' in page
+        assert "on battery above 60 % only" in page
+        assert "50 %; works on battery above 60 %" in await world.page("/workers/macbook/rules")
+        assert (await world.job(job["id"]))["state"] == "pending"
+
+        await by_form(world, "/workers/macbook/rules/clear")
+        (await executor.next()).finish()
+        await world.until(job["id"], "completed")
+        assert "on battery above 40 % only" in await world.page("/workers")
+    assert executor.started == 2
+
+
 async def test_rules_that_change_in_the_settings_file_count_without_a_restart(tmp_path):
     file = tmp_path / "agent.toml"
 
@@ -296,6 +322,13 @@ async def test_an_agent_that_leaves_work_to_others_does_it_all_when_it_is_alone(
         job = await world.submit()
         (await executor.next()).finish()
         await world.until(job["id"], "completed")
+
+
+async def by_form(world, path, **fields):
+    """Send a form of the page as a browser does."""
+    csrf = re.search(r'name="csrf" value="(\w+)"', await world.page(path))[1]
+    async with world.http.post(path, data={"csrf": csrf, **fields}, allow_redirects=False) as answer:
+        assert (answer.status, answer.headers["Location"]) == (303, "/workers")
 
 
 async def free_says(world, count):

@@ -81,6 +81,8 @@ def _canonical(pattern: str) -> str:
 
 def _folded(path: str) -> str:
     """Return a path of the document as the router has it: with a parameter in place of one of its words."""
+    if any(path == _canonical(pattern) for _, pattern, _, _ in routes._ROUTES):
+        return path
     words = path.split("/")
     for _, pattern, _, _ in routes._ROUTES:
         known = _canonical(pattern)

@@ -102,8 +102,12 @@ NAMED = [
 
 
 @pytest.mark.parametrize("words", NAMED)
-def test_a_command_that_a_sentence_names_is_there(words: list[str]) -> None:
+def test_a_command_that_a_sentence_names_is_there(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its arguments may be left out."""
+    (tmp_path / "FILE").touch()
+    monkeypatch.chdir(tmp_path)
     with contextlib.suppress(MissingParameter):
         parsed(words)
 

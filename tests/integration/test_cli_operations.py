@@ -223,3 +223,29 @@ async def test_what_is_not_published_is_listed_and_done_again(ledger_dsn: str, t
 async def is_paused(world: World) -> bool:
     async with world.http.get("/v1/publications") as answer:
         return bool((await answer.json())["paused"])
+
+
+async def test_a_worker_is_told_its_rules_one_by_one_and_takes_its_own_again(world: World) -> None:
+    mini = await world.puppet("mini", facts={"rules": {"on_mains": True, "by": "settings"}})
+    assert (await run(world, "workers", "rules", "mini")).splitlines() == [
+        "told:    its own settings count",
+        "follows: on mains only",
+    ]
+    changes = ("--set", "hours=mon-fri 22:00-07:00; sat,sun", "--set", "idle_s=600", "--set", "on_mains=")
+    told = await read(world, "workers", "rules", "mini", *changes)
+    assert told["rules"] == {"hours": ["mon-fri 22:00-07:00", "sat,sun"], "idle_s": 600.0}
+    await run(world, "workers", "rules", "mini", "--set", "idle_s=", "--set", "stops=hours,idle_s")
+    answer = await mini.announce(facts={"rules_fault": "rules.hours: unknown", "forbidden": ["it is mon 12:00"]})
+    assert answer["rules"] == {"hours": ["mon-fri 22:00-07:00", "sat,sun"], "stops": ["hours", "idle_s"]}
+    assert (await run(world, "workers", "rules", "mini")).splitlines() == [
+        "told:    mon-fri 22:00-07:00; sat,sun; gives running jobs back: hours, idle_s",
+        "follows: whenever it runs (not yet what it was told)",
+        "can't follow what it was told: rules.hours: unknown",
+        "takes nothing now: it is mon 12:00",
+    ]
+    await run(world, "workers", "rules", "mini", "--set", "battery_above=many", expect=1)
+    for wrong in (("--set", "idle_s"), ("--set", "idle_s=1", "--clear")):
+        await run(world, "workers", "rules", "mini", *wrong, expect=2)
+    await run(world, "workers", "rules", "nobody", "--clear", expect=1)
+    assert (await read(world, "workers", "rules", "mini", "--clear"))["rules"] is None
+    assert "rules" not in await mini.announce()

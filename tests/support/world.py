@@ -95,6 +95,12 @@ class World:
             decoded: dict[str, Any] = await answer.json()
             return decoded
 
+    async def page(self, path: str) -> str:
+        """Return a page for people."""
+        async with self.http.get(path) as answer:
+            assert answer.status == 200, await answer.text()
+            return await answer.text()
+
     async def act(self, job_id: str, action: str, *, expect: int = 200) -> dict[str, Any]:
         """Cancel, retry, approve or reject."""
         async with self.http.post(f"/v1/jobs/{job_id}/{action}") as answer:

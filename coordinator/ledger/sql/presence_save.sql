@@ -14,4 +14,4 @@ SET
     seen_at = excluded.seen_at,
     presence = excluded.presence
 WHERE excluded.instance <> ALL (worker.retired)
-RETURNING name, nkey, instance, retired, first_seen_at, seen_at, presence, wanted, 0::float8 AS age_s
+RETURNING name, nkey, instance, retired, first_seen_at, seen_at, presence, wanted, rules, 0::float8 AS age_s

@@ -3,7 +3,7 @@ SELECT
     w.name, w.wanted, w.instance, w.first_seen_at, w.seen_at,
     extract(epoch FROM tandem_now() - w.seen_at)::float8 AS seen_age_s,
     coalesce(tandem_now() - w.seen_at < make_interval(secs => $1), false) AS present,
-    w.presence,
+    w.presence, w.rules,
     coalesce(held.jobs, '[]') AS holds,
     recent.outcomes AS last_hour
 FROM worker AS w
