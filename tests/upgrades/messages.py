@@ -20,6 +20,7 @@ import orjson
 from pydantic import BaseModel
 
 from agent.heartbeat import headers_of
+from agent.journal import Claimed
 from agent.leases import Attempt
 from agent.spool import Parcel, StoredFile
 from coordinator.effects import control_message
@@ -78,6 +79,7 @@ def said() -> dict[str, Any]:
         "agent/report-failed": wire.Report(job_id=JOB, epoch=3, outcome=ReportOutcome.FAILED, error=ERROR),
         "agent/report-released": wire.Report(job_id=JOB, epoch=3, outcome=ReportOutcome.RELEASED, error=ERROR),
         "agent/spool": _parcel(),
+        "agent/journal": Claimed(granted=_granted(), delivery=DELIVERY, executor="comfyui", granted_at=1796000000.0),
         "agent/join": JoinBody(invitation="i" * 32, public_key="U" * 56, seal="5" * 64),
         "coordinator/presence-answer": _presence_answer(),
         "coordinator/presence-refused": _presence_refused(),
@@ -106,6 +108,7 @@ READERS: dict[str, Callable[[bytes], Any]] = {
     "lease": wire.LeaseQuestion.model_validate_json,
     "report": wire.Report.model_validate_json,
     "spool": Parcel.model_validate_json,
+    "journal": Claimed.model_validate_json,
     "join": JoinBody.model_validate_json,
     "heartbeat": lambda body: read_heartbeat(orjson.loads(body)),
     "presence-answer": wire.PresenceReply.model_validate_json,

@@ -74,7 +74,7 @@ class Released:
             )
 
     async def start(self) -> None:
-        self.process = self.run("-m", "agent", "run", "--config", str(self.settings))
+        self.process = self.run("-c", "from agent.cli import main; main()", "run", "--config", str(self.settings))
         directory = self.world.coordinator.directory
         await eventually(
             lambda: directory.instance_of("mini") is not None or self.process.poll() is not None, within_s=PATIENCE_S
