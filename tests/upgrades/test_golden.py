@@ -34,16 +34,18 @@ def lost(old: Any, new: Any, where: str = "") -> list[str]:
         return lost(old[0], new[0], f"{where}[]") if old and new else []
     if not isinstance(old, dict) or not isinstance(new, dict):
         return []
-    gone = [f"{where}.{name}" for name in old.keys() - new.keys()]
-    return gone + [one for name in old.keys() & new.keys() for one in lost(old[name], new[name], f"{where}.{name}")]
+    gone = [f"{where}.{name}" for name in sorted(old.keys() - new.keys())]
+    return gone + [
+        one for name in sorted(old.keys() & new.keys()) for one in lost(old[name], new[name], f"{where}.{name}")
+    ]
 
 
 def changed(old: Any, new: Any, where: str = "") -> list[str]:
     """Return every value of `old` that is another in `new`, or is not there."""
     if isinstance(old, dict) and isinstance(new, dict):
-        gone = [f"{where}.{name}" for name in old.keys() - new.keys()]
+        gone = [f"{where}.{name}" for name in sorted(old.keys() - new.keys())]
         return gone + [
-            one for name in old.keys() & new.keys() for one in changed(old[name], new[name], f"{where}.{name}")
+            one for name in sorted(old.keys() & new.keys()) for one in changed(old[name], new[name], f"{where}.{name}")
         ]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         return [one for before, after in zip(old, new, strict=True) for one in changed(before, after, f"{where}[]")]
