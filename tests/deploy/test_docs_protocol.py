@@ -71,6 +71,7 @@ def test_every_header_of_a_heartbeat_is_named() -> None:
 
 def test_every_wire_decision_is_told() -> None:
     """Words that the decisions marked **wire** added to the contract."""
-    words = ["presence_s", "as_of", "replaced", "models", "facts.probes", "no_progress_s", "unexplained", "simulate"]
+    words = ["presence_s", "as_of", "replaced", "models", "facts.probes", "no_progress_s", "failures", "simulate"]
+    words += ["down", "rules", "better_free"]
     words += [":<state>", "agent-<worker>-<instance>"]
     assert [word for word in words if word not in PAGE] == []
