@@ -3,12 +3,15 @@
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from coordinator import cli_show
 from coordinator.admin_client import AdminClient
 from coordinator.cli_where import Data, Json, Token, Url, ask
 from coordinator.worker_rules import words_of
 from shared.errors import ConfigurationError
+from shared.rules import Rules
+from shared.wire import faults_of
 
 _HOUR_S = 3600.0
 _LISTS = {"hours": ";", "stops": ","}
@@ -76,7 +79,7 @@ def rules(
             return found
         before = found["in_force"] if found["rules"] is None else found["rules"]
         wanted = {name: value for name, value in {**before, **changes}.items() if value not in ("", [])}
-        return await client.tell_rules(worker, wanted)
+        return await client.tell_rules(worker, _checked(wanted))
 
     found = ask(url, token, data, work)
     typer.echo(cli_show.as_json(found) if json else "\n".join(_lines(found)))
@@ -90,6 +93,15 @@ def _change(text: str) -> tuple[str, str | list[str]]:
     if name not in _LISTS:
         return name, value
     return name, [one.strip() for one in value.split(_LISTS[name]) if one.strip()]
+
+
+def _checked(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return rules that were typed as text as what they are; ConfigurationError naming what is none."""
+    try:
+        return Rules.model_validate(wanted).said()
+    except ValidationError as error:
+        msg = "; ".join(f"{fault.field}: {fault.message}" for fault in faults_of(error))
+        raise ConfigurationError(msg) from None
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

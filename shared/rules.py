@@ -104,6 +104,10 @@ def _checked_zone(name: str) -> str:
     return name
 
 
+def _may_repeat(schema: dict[str, Any]) -> None:
+    schema.pop("uniqueItems", None)
+
+
 class Rules(BaseModel):
     """One agent's rules; as they are by default, nothing is forbidden."""
 
@@ -127,7 +131,7 @@ class Rules(BaseModel):
     """Take only what agents of a better rank have no free slot for."""
     overflow_after_s: float = Field(default=300, ge=0, le=86400)
     """With `overflow`: but take it too when work has waited for so long."""
-    stops: frozenset[Rule] = frozenset()
+    stops: Annotated[frozenset[Rule], Field(json_schema_extra=_may_repeat)] = frozenset()
     """Which rules also give running jobs back; the others only let nothing new begin."""
 
     def said(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ async def show(context: WebContext, request: web.Request, _: Caller) -> web.Resp
 
 async def tell(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Have a worker work by these rules instead of its own, from its next announcement on."""
-    rules = parsed(Rules, await read_body(request, _MOST_BYTES))
+    rules = parsed(Rules, await read_body(request, _MOST_BYTES), strict=True)
     await tell_rules(context, request.match_info["worker"], rules, caller)
     return await _answer(context, request)
 

@@ -27,10 +27,10 @@ MOST_EXAMPLES = 12  # of an operation, in each phase
 
 CONFIG = """
 [checks]
-negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 409, 413, 422, "5xx"]
+negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 409, 413, 422, 429, "5xx"]
 
 [[operations]]
-include-operation-id = ["jobs_search", "jobs_submit"]
+include-operation-id = ["jobs_search", "jobs_submit", "worker_rules_tell"]
 checks.positive_data_acceptance.enabled = false
 
 [[operations]]

@@ -62,6 +62,7 @@ async def test_what_is_no_rule_is_refused_field_by_field(guarded: Web) -> None:
         "stops.0",
         "phase_of_the_moon",
     ]
+    await guarded.call("PUT", PATH, token="admin", json={"idle_s": "60"}, expect=422)
     await guarded.call("PUT", PATH, token="admin", data=b"", expect=400)
     assert (await told(guarded), await acts(guarded)) == (None, [])
 
