@@ -25,6 +25,14 @@ _CLEAR: Final = (
     "What you told it counts no more; the rules in its settings do.",
     "Its own rules",
 )
+_STOPS: Final = {
+    Rule.HOURS: "its hours are over",
+    Rule.ON_MAINS: "it runs on battery",
+    Rule.BATTERY_ABOVE: "the battery is low",
+    Rule.IDLE_S: "somebody uses it",
+    Rule.NO_LOW_POWER: "Low Power Mode is switched on",
+    Rule.THERMAL: "it is too hot",
+}
 Values = dict[str, Any]
 """Of each field as the form has it: text, "yes" of a checked one, a list of `stops`."""
 
@@ -93,7 +101,7 @@ def _form(
         values=values,
         faults=faults,
         thermals=[str(one) for one in (Thermal.NOMINAL, Thermal.MODERATE, Thermal.HEAVY)],
-        stoppers=[str(one) for one in Rule],
+        stops={str(rule): words for rule, words in _STOPS.items()},
         clear=_CLEAR,
     )
 

@@ -243,13 +243,9 @@ async def test_a_worker_is_told_its_rules_one_by_one_and_takes_its_own_again(wor
         "can't follow what it was told: rules.hours: unknown",
         "takes nothing now: it is mon 12:00",
     ]
-    for wrong in (
-        ("--set", "battery_above=many"),
-        ("--set", "moon=full"),
-        ("--set", "idle_s"),
-        ("--set", "idle_s=1", "--clear"),
-    ):
-        await run(world, "workers", "rules", "mini", *wrong, expect=2)
+    for wrong in ("battery_above=many", "moon=full", "idle_s"):
+        await run(world, "workers", "rules", "mini", "--set", wrong, expect=2)
+    await run(world, "workers", "rules", "mini", "--set", "idle_s=1", "--clear", expect=2)
     await run(world, "workers", "rules", "nobody", "--clear", expect=1)
     assert (await read(world, "workers", "rules", "mini", "--clear"))["rules"] is None
     assert "rules" not in await mini.announce()
