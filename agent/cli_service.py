@@ -5,6 +5,7 @@ Exit status as in `cli`.
 """
 
 import asyncio
+import contextlib
 import os
 import stat
 import sys
@@ -108,14 +109,9 @@ def logs(
     if not path.exists() and not follow_:
         typer.echo(f"no log yet at {path}", err=True)
         raise typer.Exit(1)
-    for line in deque(_lines(path), maxlen=lines):
-        typer.echo(line if raw else line_for_people(line))
-    if follow_:
-        try:
-            for line in follow(path):
-                typer.echo(line if raw else line_for_people(line))
-        except KeyboardInterrupt:
-            return
+    with contextlib.suppress(KeyboardInterrupt):
+        for line in follow(path, lines) if follow_ else deque(_lines(path), maxlen=lines):
+            typer.echo(line if raw else line_for_people(line))
 
 
 # ---- inside the service

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 import orjson
 
@@ -25,26 +25,34 @@ def line_for_people(line: str) -> str:
     return f"{at} {told.get('level', ''):<7} {told.get('event', '')}  {rest}".rstrip()
 
 
-def follow(path: Path) -> Iterator[str]:
-    """Yield lines that are written from now on, for ever; a file that is begun anew is read from its beginning."""
-    file = path.open(encoding="utf-8", errors="replace") if path.exists() else None
-    if file is not None:
-        file.seek(0, 2)
-    kept = ""
-    while True:
-        text = file.read() if file is not None else ""
-        *whole, kept = (kept + text).split("\n")
-        yield from whole
-        if not text:
-            if file is None or not _is_same(path, file.fileno()):
-                anew = path.open(encoding="utf-8", errors="replace") if path.exists() else None
-                if anew is not None:
-                    if file is not None:
-                        yield from file.read().splitlines()
-                        file.close()
-                    file, kept = anew, ""
-                    continue
-            time.sleep(_LOOK_S)
+def follow(path: Path, last: int) -> Iterator[str]:
+    """Yield the `last` lines, then those that are written, for ever; a file begun anew is read from its beginning."""
+    file = _opened(path)
+    try:
+        *there, kept = (file.read() if file is not None else "").split("\n")
+        yield from there[len(there) - min(last, len(there)) :]
+        while True:
+            text = file.read() if file is not None else ""
+            *whole, kept = (kept + text).split("\n")
+            yield from whole
+            if text:
+                continue
+            anew = None if file is not None and _is_same(path, file.fileno()) else _opened(path)
+            if anew is None:
+                time.sleep(_LOOK_S)
+                continue
+            if file is not None:
+                rest = file.read()
+                file.close()
+                yield from rest.splitlines()
+            file, kept = anew, ""
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _opened(path: Path) -> TextIO | None:
+    return path.open(encoding="utf-8", errors="replace") if path.exists() else None
 
 
 def _is_same(path: Path, descriptor: int) -> bool:

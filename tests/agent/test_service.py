@@ -7,6 +7,7 @@ import asyncio
 import os
 import plistlib
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import orjson
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from agent.launchd import LABEL, plist_of
-from agent.log_lines import line_for_people
+from agent.log_lines import follow, line_for_people
 from agent.settings import load_settings
 from agent.supervised import Plan, plan_for
 from agent.systemd_user import unit_of
@@ -295,6 +296,18 @@ def test_a_log_file_that_the_settings_name_stays(tmp_path):
 )
 def test_log_lines_for_people(line, shown):
     assert line_for_people(line) == shown
+
+
+def test_what_is_written_while_the_last_lines_are_shown_is_shown_too(tmp_path):
+    path = tmp_path / "agent.jsonl"
+    path.write_text("1\n2\n3\nha")
+    with closing(follow(path, 2)) as shown:
+        assert next(shown) == "2"
+        with path.open("a") as file:
+            file.write("lf\n4\n")
+        assert [next(shown) for _ in range(3)] == ["3", "half", "4"]
+    with closing(follow(path, 9)) as shown:
+        assert next(shown) == "1"
 
 
 async def test_logs_are_followed_over_a_rotation(tmp_path, mac, home):

