@@ -17,7 +17,7 @@ def test_without_a_folder_somebody_must_say_which(tmp_path: Path, monkeypatch: p
 def test_in_the_folder_of_one_that_is_stopped_it_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
-    with pytest.raises(UnreachableError, match="no tandem up runs in data .* start it: tandem up"):
+    with pytest.raises(UnreachableError, match=r"no tandem up runs in data .* start it: tandem up"):
         client_of(None, None, None, "admin")
 
 
