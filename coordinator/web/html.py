@@ -207,11 +207,10 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if 0 < abs(seconds) < 3 else f"{seconds:.0f} s"  # noqa: PLR2004
 
 
-def ago(since: float | datetime | None) -> Markup:
-    """Return how long ago, as seconds or since an instant; it goes on counting in the browser."""
-    if since is None:
+def ago(seconds: float | None) -> Markup:
+    """Return how long ago; it goes on counting in the browser."""
+    if seconds is None:
         return Markup("never")
-    seconds = (datetime.now(UTC) - since).total_seconds() if isinstance(since, datetime) else since
     seconds = max(seconds, 0.0)
     return Markup('<span data-ago="{}">{} ago</span>').format(f"{seconds:.1f}", duration(int(seconds)))
 
