@@ -440,7 +440,7 @@ async def test_two_coordinators_publish_once(rig: Rig) -> None:
         for job_id in jobs:
             await eventually_async(
                 partial(_is_published, world, job_id)
-            )  # `until` moves time, and other's try may last
+            )  # `until` would move time
         assert site.uploads == len(site.media) == len(site.updates) == 4
         assert (world.coordinator.publisher.published + other.publisher.published).total() == 4
 
