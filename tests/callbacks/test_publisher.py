@@ -438,9 +438,7 @@ async def test_two_coordinators_publish_once(rig: Rig) -> None:
     async with running(world.settings.model_copy(update={"http": "127.0.0.1:0"})) as other:
         jobs = [await made(world, site.draft(), images={"hero.png": picture(str(n))}) for n in range(4)]
         for job_id in jobs:
-            await eventually_async(
-                partial(_is_published, world, job_id)
-            )  # `until` would move time
+            await eventually_async(partial(_is_published, world, job_id))  # `until` would move time
         assert site.uploads == len(site.media) == len(site.updates) == 4
         assert (world.coordinator.publisher.published + other.publisher.published).total() == 4
 
