@@ -40,6 +40,12 @@ class ApproveBody(ActionBody):
 
     epoch: int | None = Field(None, ge=1, le=MAX_EPOCH)
 
+    @field_validator("epoch", mode="before")
+    @classmethod
+    def _whole(cls, epoch: object) -> object:
+        """Take 2.0 for 2, as JSON does."""
+        return int(epoch) if isinstance(epoch, float) and epoch.is_integer() else epoch
+
 
 class RejectBody(ApproveBody):
     """What `reject` may be told: as `approve`, and whether the job runs again."""
