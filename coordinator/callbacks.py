@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
 from ipaddress import ip_address
 from typing import Final
@@ -31,6 +30,7 @@ from standardwebhooks import Webhook
 
 from coordinator.addresses import Network, is_allowed, is_named
 from coordinator.ledger.queries import CallbackRow, Queries
+from coordinator.retry_after import asked_s
 from shared.backoff import retry_delay_s
 from shared.errors import LedgerDownError
 from shared.failpoints import Failpoint, reach
@@ -114,11 +114,11 @@ class Callbacks:
     async def _try(self, row: CallbackRow) -> None:
         """Send once, and note how that ended."""
         reach(Failpoint.CALLBACK_UNSENT)
-        status, why, asked_s = await self._post(row)
+        status, why, wait_s = await self._post(row)
         reach(Failpoint.CALLBACK_UNNOTED)
         again_s = None
         if why is not None and status != _GONE:
-            pause = pause_s(row.attempts, random.uniform(-1, 1), asked_s)  # noqa: S311 - spreads retries
+            pause = pause_s(row.attempts, random.uniform(-1, 1), wait_s)  # noqa: S311 - spreads retries
             again_s = pause if row.age_s + pause <= GIVEN_UP_S else None
         try:
             await self.queries.end_callback(row, status, why, again_s)
@@ -157,8 +157,8 @@ class Callbacks:
                 self._open(row.url).post(row.url, data=row.body, headers=headers, allow_redirects=False) as answer,
             ):
                 await answer.content.read(_READ_BYTES)
-                asked_s = _seconds(answer.headers.get("Retry-After"), now) if answer.status in _SLOW_DOWN else None
-                return answer.status, _fault_of(answer.status), asked_s
+                wait_s = asked_s(answer.headers.get("Retry-After"), now) if answer.status in _SLOW_DOWN else None
+                return answer.status, _fault_of(answer.status), wait_s
         except TimeoutError:
             return None, f"timeout: no answer within {LIMIT_S:g} s", None
         except aiohttp.ClientConnectorError as error:
@@ -207,13 +207,3 @@ def _fault_of(status: int) -> str | None:
     if 300 <= status < 400:  # noqa: PLR2004
         return f"redirect: {status}; redirects are not followed"
     return f"status: {status}"
-
-
-def _seconds(header: str | None, now: datetime) -> float | None:
-    """Read a Retry-After: seconds, or a date."""
-    if header is None:
-        return None
-    try:
-        return float(header) if header.strip().isdigit() else (parsedate_to_datetime(header) - now).total_seconds()
-    except (ValueError, TypeError):
-        return None

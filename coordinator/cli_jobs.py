@@ -22,7 +22,12 @@ Note = Annotated[str | None, typer.Option(help="Why; kept with what was done.")]
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (jobs, show, cancel, retry, approve, reject, priority, callbacks):
+    app.command()(jobs)
+    app.command()(show)
+    app.command("cancel", help="Call a job off; whoever works on it is told to stop.")(_acting(Client.cancel))
+    app.command("retry", help="Start a settled job anew, with all counters at zero.")(_acting(Client.retry))
+    app.command("approve", help="Accept a result that awaits review.")(_acting(Client.approve))
+    for command in (reject, priority, callbacks):
         app.command()(command)
 
 
@@ -89,50 +94,11 @@ def show(
         cli_show.job(job, beats)
 
 
-def cancel(
-    job_id: JobArgument,
-    note: Note = None,
-    *,
-    json: Json = False,
-    url: Url = None,
-    token: Token = None,
-    data: Data = None,
-) -> None:
-    """Call a job off; whoever works on it is told to stop."""
-    _act(url, token, data, job_id, lambda client, found: client.cancel(found, note), json=json)
-
-
-def retry(
-    job_id: JobArgument,
-    note: Note = None,
-    *,
-    json: Json = False,
-    url: Url = None,
-    token: Token = None,
-    data: Data = None,
-) -> None:
-    """Start a settled job anew, with all counters at zero."""
-    _act(url, token, data, job_id, lambda client, found: client.retry(found, note), json=json)
-
-
-def approve(
-    job_id: JobArgument,
-    note: Note = None,
-    *,
-    json: Json = False,
-    url: Url = None,
-    token: Token = None,
-    data: Data = None,
-) -> None:
-    """Accept a result that awaits review."""
-    _act(url, token, data, job_id, lambda client, found: client.approve(found, note), json=json)
-
-
 def reject(
     job_id: JobArgument,
     note: Note = None,
     *,
-    again: Annotated[bool, typer.Option("--again", help="Have it made anew, instead of failing.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Have it made anew, instead of canceling it.")] = False,
     json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -178,6 +144,23 @@ def callbacks(
         return
     found = ask(url, token, data, lambda client: client.undelivered(limit))
     typer.echo(cli_show.as_json(found)) if json else cli_show_operations.undelivered(found)
+
+
+def _acting(method: Callable[[Client, UUID, str | None], Awaitable[JobView]]) -> Callable[..., None]:
+    """Return the command that does to a job what needs nothing but a note."""
+
+    def command(
+        job_id: JobArgument,
+        note: Note = None,
+        *,
+        json: Json = False,
+        url: Url = None,
+        token: Token = None,
+        data: Data = None,
+    ) -> None:
+        _act(url, token, data, job_id, lambda client, found: method(client, found, note), json=json)
+
+    return command
 
 
 def _act(

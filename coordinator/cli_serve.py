@@ -276,7 +276,7 @@ def _settings_of(data: Path) -> "CoordinatorSettings":
 def _say_up(this: "Up", data: Path, agents: tuple[str, ...]) -> None:
     where = "" if data == DEFAULT_DATA else f" --data {data}"
     lines = [
-        f"page     {this.url}/  (user: any, password: the admin token in {data}/tokens.json)",
+        f"page     {this.url}/  (log in with the admin token in {data}/tokens.json)",
         f"NATS     {this.nats.url}",
         f"data     {this.data}",
         f"agents   {', '.join(agents) or 'none here: start with --agents N, or connect one (README)'}",

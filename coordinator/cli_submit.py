@@ -1,5 +1,6 @@
 """`tandem submit`: options into a submission. What the coordinator would refuse is refused here first, by its rules."""
 
+import asyncio
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,6 +58,7 @@ def submit(  # noqa: PLR0917 - options, given by name
     label: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, kept with the job (repeatable).")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds that one attempt may take.")] = None,
     max_attempts: Annotated[int | None, typer.Option(help="Failures after which it is given up.")] = None,
+    callback_url: Annotated[str | None, typer.Option(help="Told, signed, what it settles in.")] = None,
     *,
     review: Annotated[bool, typer.Option("--review", help="A person must approve the result.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return when it is settled, and show it.")] = False,
@@ -89,13 +91,21 @@ def submit(  # noqa: PLR0917 - options, given by name
             "timeout_s": timeout,
             "max_attempts": max_attempts,
             "review": review,
+            "callback_url": callback_url,
         }
     )
     parse_submission(body)
 
     async def work(client: Client) -> tuple[Submitted, JobView | None]:
         sent = await client.submit(body)
-        return sent, await client.wait(sent.id) if wait else None
+        if not wait:
+            return sent, None
+        typer.echo(f"{sent.id} {_SAID[sent.how]}; waiting for it", err=True)
+        try:
+            return sent, await client.wait(sent.id)
+        except asyncio.CancelledError:
+            typer.echo(f"it goes on: tandem show {sent.id}", err=True)
+            raise
 
     sent, job = ask(url, token, data, work, role="publisher")
     if job is None:

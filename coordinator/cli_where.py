@@ -1,7 +1,7 @@
 """Which coordinator the command line talks to: --url and --token, or the folder of a `tandem up`.
 
-`--url` (TANDEM_URL) wins; then `--data` (TANDEM_DATA), whose connection.json names URL and tokens; then `./data`, if a
-`tandem up` runs there. Used by every command that asks a server.
+`--url` (TANDEM_URL) wins; then `--data` (TANDEM_DATA), whose connection.json names URL and tokens; then `./data`, if
+there is such a folder. Used by every command that asks a server.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def client_of(url: str | None, token: str | None, data: Path | None, role: str) 
     """Return a client, not yet entered; ConfigurationError when the options name no server."""
     if url is not None:
         return AdminClient(url, token)
-    if data is None and not (DEFAULT_DATA / CONNECTION).exists():
+    if data is None and not DEFAULT_DATA.is_dir():
         msg = "which coordinator? give --url and --token, or --data with the folder of a running `tandem up`"
         raise ConfigurationError(msg)
     connection = connection_of(data or DEFAULT_DATA)
@@ -67,11 +67,15 @@ def connection_of(data: Path) -> dict[str, Any]:
     """Read a folder's connection.json; UnreachableError when no `tandem up` runs there."""
     path = data.expanduser() / CONNECTION
     try:
-        found: dict[str, Any] = orjson.loads(path.read_bytes())
+        found: Any = orjson.loads(path.read_bytes())
     except FileNotFoundError:
-        msg = f"no tandem up runs in {data} (there is no {CONNECTION})"
+        msg = f"no tandem up runs in {data} (there is no {CONNECTION}); start it: tandem up"
         raise UnreachableError(msg) from None
     except (OSError, ValueError) as error:
         msg = f"{path} can't be read: {error}"
         raise ConfigurationError(msg) from None
-    return found
+    match found:
+        case {"http": str(), "tokens": dict()}:
+            return dict(found)
+    msg = f"{path} was not written by a `tandem up`: it names no http and tokens"
+    raise ConfigurationError(msg)

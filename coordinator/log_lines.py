@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 from uuid import UUID
@@ -26,6 +27,9 @@ SEARCH_S: Final = 2.0
 _BLOCK: Final = 1024 * 1024
 _LONGEST: Final = 4 * _BLOCK
 """A line that is longer is no line of ours."""
+
+_CLOCKS: Final = timedelta(hours=1)
+"""How far the clock of whoever wrote a line may be behind the ledger's."""
 
 _NUMBERED: Final = re.compile(r"\.[1-9][0-9]{0,2}").fullmatch
 
@@ -46,16 +50,20 @@ class LogLines:
     log_file: Path | None
     log_agents: Path | None = None
 
-    async def of(self, job_id: UUID, most: int) -> list[dict[str, Any]]:
-        """Return the newest lines about a job, newest last; `program` says whose: `coordinator` or `agent`."""
-        return await asyncio.to_thread(self.find, job_id, most)
+    async def of(self, job_id: UUID, most: int, created_at: datetime | None = None) -> list[dict[str, Any]]:
+        """Return the newest lines about a job, newest last; `program` says whose: `coordinator` or `agent`.
 
-    def find(self, job_id: UUID, most: int) -> list[dict[str, Any]]:
+        `created_at`: of the job, by the ledger's clock; the search stops at lines from well before it.
+        """
+        return await asyncio.to_thread(self.find, job_id, most, created_at)
+
+    def find(self, job_id: UUID, most: int, created_at: datetime | None = None) -> list[dict[str, Any]]:
         """Do it; blocks."""
+        since = min(created_at, datetime.now(UTC)) - _CLOCKS if created_at is not None else None
         budget = _Budget(SEARCH_BYTES, time.monotonic() + SEARCH_S)
         found: list[dict[str, Any]] = []
         for program, path in self._paths():
-            found += [{**line, "program": program} for line in _find(path, str(job_id), most, budget)]
+            found += [{**line, "program": program} for line in _find(path, str(job_id), most, budget, since)]
         found.sort(key=lambda line: str(line.get("timestamp", "")))
         return found[-most:]
 
@@ -67,10 +75,12 @@ class LogLines:
                 yield "agent", path
 
 
-def _find(path: Path, job_id: str, most: int, budget: _Budget) -> list[dict[str, Any]]:
-    """Return up to `most` lines about a job, newest first."""
+def _find(path: Path, job_id: str, most: int, budget: _Budget, since: datetime | None) -> list[dict[str, Any]]:
+    """Return up to `most` lines about a job, newest first; stops at a block that ends before `since`."""
     found: list[dict[str, Any]] = []
     for block in _blocks(path, budget):
+        if since is not None and _ends_before(block, since):
+            break
         if job_id.encode() not in block:
             continue
         for line in reversed(block.split(b"\n")):
@@ -79,6 +89,15 @@ def _find(path: Path, job_id: str, most: int, budget: _Budget) -> list[dict[str,
                 if len(found) == most:
                     return found
     return found
+
+
+def _ends_before(block: bytes, since: datetime) -> bool:
+    """Say whether the last line of a block is older; one that can't be read says nothing."""
+    last = block.rstrip(b"\n").rpartition(b"\n")[2]
+    try:
+        return datetime.fromisoformat(str(_read(last).get("timestamp"))) < since
+    except (ValueError, TypeError):  # TypeError: an instant without its zone
+        return False
 
 
 def _read(line: bytes) -> dict[str, Any]:

@@ -146,8 +146,9 @@ class _Read:
         yield _counter("tandem_callbacks_failed", "Tries of callbacks that failed.", tries, ["why"])
         events = [((source, end), count) for source, ends in status["hooks"].items() for end, count in ends.items()]
         yield _counter("tandem_hook_events", "Events of a CMS, by what they came to.", events, ["source", "end"])
-        tries = [((source,), count) for source, count in counts["publications_failed"].items()]
-        yield _counter("tandem_publications_failed", "Tries to publish that failed.", tries, ["source"])
+        for name, (key, text) in _PUBLISHING.items():
+            ends = [((source,), one[key]) for source, one in status["publishing"].items()]
+            yield _counter(name, text, ends, ["source"])
         for name, (key, text) in _COUNTED.items():
             yield _counter(name, text, [((), counts[key])])
         yield _gauge("tandem_set_aside", "Workers set aside, by lane.", [((), counts["set_aside"])])
@@ -191,12 +192,16 @@ _COUNTED: Final = {
     "tandem_results_published": ("published", "Results that RESULTS has acknowledged."),
     "tandem_callbacks_delivered": ("callbacks_delivered", "Callbacks that were taken."),
     "tandem_callbacks_given_up": ("callbacks_given_up", "Callbacks given up."),
-    "tandem_publications_done": ("publications_done", "Results that are published."),
-    "tandem_publications_given_up": ("publications_given_up", "Results that are not tried to publish any more."),
     "tandem_effects_lost": ("effects_lost", "Effects that were left to the reconciler."),
     "tandem_mended_missing": ("mended_missing", "Offers whose message was missing."),
     "tandem_mended_orphaned": ("mended_orphaned", "Messages of jobs that were not offered."),
     "tandem_jobs_moved": ("moved", "Waiting jobs moved to another of their models."),
+}
+
+_PUBLISHING: Final = {
+    "tandem_publications_done": ("published", "Results that are published."),
+    "tandem_publications_failed": ("failed", "Tries to publish that failed."),
+    "tandem_publications_given_up": ("given_up", "Results that are not tried to publish any more."),
 }
 
 _LIVE: Final = ("waiting", "offered", "processing")

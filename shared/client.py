@@ -51,7 +51,7 @@ from shared.client_answers import (
 from shared.client_calls import Calls
 from shared.client_http import Http, read
 from shared.client_nats import Nats
-from shared.client_wait import wait_for
+from shared.client_wait import Ear, wait_for
 from shared.errors import ConfigurationError, TandemError
 from shared.ids import NAME_PATTERN
 from shared.wire import ResultMessage
@@ -113,7 +113,8 @@ class Client(Calls):
         self.url = url
         self._http_side: Http | None = None
         self._nats_side: Nats | None = None
-        self._queued: set[UUID] = set()  # taken while the ledger was away
+        self._ear = Ear()
+        self._queued: set[UUID] = set()  # taken while the ledger was away, and not waited for yet
         match _SCHEMES.get(scheme) if rest else None:
             case "http":
                 self._http_side = Http(url, token, timeout_s)
@@ -179,8 +180,14 @@ class Client(Calls):
         return [task.result() for task in tasks]
 
     async def wait(self, job_id: UUID | str) -> JobView:
-        """Return the job once it is settled; a server, or a ledger, that is away for up to a minute is borne."""
-        return await wait_for(self._http, job_id, may_be_unknown=UUID(str(job_id)) in self._queued)
+        """Return the job once it is settled; a server, or a ledger, that is away for up to a minute is borne.
+
+        However many are waited for, they share one stream of events.
+        """
+        found = UUID(str(job_id))
+        job = await wait_for(self._http, self._ear, found, may_be_unknown=found in self._queued)
+        self._queued.discard(found)
+        return job
 
     def results(self) -> AsyncGenerator[ResultMessage, None]:
         """Yield the results of this source (NATS), oldest first, for ever and over all reconnects.

@@ -126,7 +126,7 @@ class Calls(ABC):
         return await self._act(job_id, "approve", note=note)
 
     async def reject(self, job_id: UUID | str, note: str | None = None, *, again: bool = False) -> JobView:
-        """Refuse a result that awaits review; `again`: the job runs anew instead of failing."""
+        """Refuse a result that awaits review; `again`: the job runs anew instead of being canceled."""
         return await self._act(job_id, "reject", note=note, again=again or None)
 
     async def prioritize(self, job_id: UUID | str, priority: Priority, note: str | None = None) -> JobView:

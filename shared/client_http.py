@@ -66,9 +66,11 @@ class Http:
         if not 200 <= status < 300:  # noqa: PLR2004
             raise _refused(status, raw)
         try:
-            decoded: dict[str, Any] = orjson.loads(raw)
+            decoded = orjson.loads(raw)
         except orjson.JSONDecodeError:
             raise _no_tandem(self.url) from None
+        if not isinstance(decoded, dict):
+            raise _no_tandem(self.url)
         return status, decoded
 
     async def content(self, path: str) -> AsyncGenerator[bytes, None]:
@@ -132,7 +134,7 @@ def _refused(status: int, raw: bytes) -> RefusedRequestError:
         error = orjson.loads(raw)["error"]
         faults = [Fault.model_validate(fault) for fault in error.get("faults", [])]
         return RefusedRequestError(status, str(error["code"]), str(error["message"]), faults)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return RefusedRequestError(status, "http", f"HTTP {status}", [])
 
 

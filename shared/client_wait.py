@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
+
+import orjson
 
 from shared.client_answers import JobView, RefusedRequestError
 from shared.client_http import Http, read
@@ -24,7 +25,7 @@ _NOT_FOUND: Final = 404
 _SERVER_ERROR: Final = 500
 
 
-async def wait_for(http: Http, job_id: UUID | str, *, may_be_unknown: bool = False) -> JobView:
+async def wait_for(http: Http, ear: "Ear", job_id: UUID, *, may_be_unknown: bool = False) -> JobView:
     """Return the job once it is settled.
 
     UnreachableError, or the server's own error, after a minute without a proper answer; RefusedRequestError at once
@@ -33,9 +34,9 @@ async def wait_for(http: Http, job_id: UUID | str, *, may_be_unknown: bool = Fal
     """
     loop = asyncio.get_running_loop()
     answered_at = loop.time()
-    async with _listening(http, job_id) as ear:
+    async with ear.listening(http, job_id) as news:
         while True:
-            ear.news.clear()
+            news.clear()
             try:
                 job = read(JobView, await http.get(f"/v1/jobs/{job_id}"))
             except (UnreachableError, RefusedRequestError) as error:
@@ -47,7 +48,7 @@ async def wait_for(http: Http, job_id: UUID | str, *, may_be_unknown: bool = Fal
                     return job
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_HEARING_S if ear.hears else _ASK_S):
-                    await ear.news.wait()
+                    await news.wait()
 
 
 def _passes(error: UnreachableError | RefusedRequestError, may_be_unknown: bool) -> bool:  # noqa: FBT001 - private
@@ -57,31 +58,60 @@ def _passes(error: UnreachableError | RefusedRequestError, may_be_unknown: bool)
     return error.status >= _SERVER_ERROR or (may_be_unknown and error.status == _NOT_FOUND)
 
 
-@dataclass(slots=True)
-class _Ear:
-    hears: bool = False
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+class Ear:
+    """A client's one stream of events, open while it waits for any job: each event wakes those who wait for its job."""
 
-    async def listen(self, http: Http, job_id: UUID | str) -> None:
-        """Note each line of the job's events, the first of which says that they are heard; for ever."""
+    def __init__(self) -> None:
+        """Hear nothing yet."""
+        self.hears = False
+        self._waiting: dict[UUID, set[asyncio.Event]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def listening(self, http: Http, job_id: UUID) -> AsyncIterator[asyncio.Event]:
+        """Lend what is set when something happened to the job, and when events begin or cease to be heard."""
+        news = asyncio.Event()
+        self._waiting.setdefault(job_id, set()).add(news)
+        if self._task is None:
+            self._task = asyncio.create_task(self._listen(http), name="events heard")
+        try:
+            yield news
+        finally:
+            self._waiting[job_id].discard(news)
+            if not self._waiting[job_id]:
+                del self._waiting[job_id]
+            if not self._waiting:
+                await self._stop()
+
+    async def _listen(self, http: Http) -> None:
         while True:
             with contextlib.suppress(UnreachableError, RefusedRequestError):
-                async with contextlib.aclosing(http.lines("/v1/events", [("job_id", str(job_id))])) as lines:
+                async with contextlib.aclosing(http.lines("/v1/events")) as lines:
                     async for line in lines:
-                        self.hears = True
-                        if line:
-                            self.news.set()
-            self.hears = False
-            self.news.set()
+                        if not self.hears:  # the first line says that they are heard from now on
+                            self._turn(hears=True)
+                        self._wake(line)
+            self._turn(hears=False)
             await asyncio.sleep(_AGAIN_S)
 
+    def _turn(self, *, hears: bool) -> None:
+        self.hears = hears
+        for waiting in self._waiting.values():
+            for news in waiting:
+                news.set()
 
-@contextlib.asynccontextmanager
-async def _listening(http: Http, job_id: UUID | str) -> AsyncIterator[_Ear]:
-    ear = _Ear()
-    task = asyncio.create_task(ear.listen(http, job_id), name="events heard")
-    try:
-        yield ear
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    def _wake(self, line: bytes) -> None:
+        if not line.startswith(b"data: {"):
+            return
+        try:
+            job_id = UUID(orjson.loads(line.removeprefix(b"data: "))["job_id"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return  # not an event of a job
+        for news in self._waiting.get(job_id, ()):
+            news.set()
+
+    async def _stop(self) -> None:
+        task, self._task, self.hears = self._task, None, False
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

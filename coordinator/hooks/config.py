@@ -42,11 +42,22 @@ class _Strict(BaseModel):
 
 def _is_expression(text: str) -> str:
     try:
-        jmespath.compile(text)
+        parsed = jmespath.compile(text).parsed
     except JMESPathError as error:
         msg = f"not JMESPath: {' '.join(str(error).split())}"
         raise ValueError(msg) from None
+    if _denies_too_little(parsed):
+        msg = "!a.b is (!a).b, which nothing is; write !(a.b)"
+        raise ValueError(msg)
     return text
+
+
+def _denies_too_little(node: Any) -> bool:
+    """Say whether something below is asked of what was denied, where the whole path was meant."""
+    children = node.get("children", [])
+    if node.get("type") == "subexpression" and children[0].get("type") == "not_expression":
+        return True
+    return any(_denies_too_little(child) for child in children if isinstance(child, dict))
 
 
 def _is_template(text: str) -> str:
@@ -118,7 +129,7 @@ class Source(Rules):
 
     def rules(self) -> dict[str, Any]:
         """Return the rules as plain values, without secrets."""
-        return Rules.model_validate(self.model_dump(include=set(Rules.model_fields))).model_dump()
+        return self.model_dump(include=set(Rules.model_fields))
 
 
 class FaultySourcesError(ConfigurationError):

@@ -76,10 +76,14 @@ class Hooks:
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Self:
-        """Start every source's mapper."""
-        for name, source in self.sources.items():
-            self._mappers[name] = await self._stack.enter_async_context(Mapper(name, source.rules()))
-        await asyncio.gather(*(mapper.warm() for mapper in self._mappers.values()))
+        """Start every source's mapper; MapperDownError."""
+        try:
+            for name, source in self.sources.items():
+                self._mappers[name] = await self._stack.enter_async_context(Mapper(name, source.rules()))
+            await asyncio.gather(*(mapper.warm() for mapper in self._mappers.values()))
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(

@@ -43,7 +43,7 @@ class Mapper:
         self._turn = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
-        """Start the process."""
+        """Start the process; MapperDownError if the machine has no room for it."""
         self._process = await self._started()
         return self
 
@@ -88,18 +88,23 @@ class Mapper:
         if self._process is not None:
             process, self._process = self._process, None
             await _end(process)
-            self._process = await self._started()
+            with contextlib.suppress(MapperDownError):  # the next event tries again
+                self._process = await self._started()
 
     async def _started(self) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "coordinator.hooks.mapper_child",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")},
-            start_new_session=True,  # a Ctrl-C in the terminal is for the coordinator alone
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "coordinator.hooks.mapper_child",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")},
+                start_new_session=True,  # a Ctrl-C in the terminal is for the coordinator alone
+            )
+        except OSError as error:
+            msg = f"the process that applies the rules of {self._name} can't be started: {error}"
+            raise MapperDownError(msg) from error
         assert process.stdin is not None
         process.stdin.write(_frame(self._start, b""))
         return process

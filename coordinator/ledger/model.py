@@ -249,6 +249,7 @@ class Approve:
     job_id: UUID
     actor: str
     note: str | None = None
+    epoch: int | None = None  # the epoch of the result that the person saw; None = not said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +260,7 @@ class Reject:
     actor: str
     again: bool  # run it again, else cancel it
     note: str | None = None
+    epoch: int | None = None  # as in Approve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ class Publications:
 
     async def end(self, row: PublicationRow, error: str | None, again_s: float | None) -> None:
         """Note how a try ended: no `error` = published, else it is tried again in `again_s`, None = never."""
-        await self._all("publication_end", row.job_id, row.epoch, row.attempts, error, again_s)
+        await self._all("publication_end", row.job_id, row.epoch, row.attempts, _storable(error), again_s)
 
     async def again(self, job_id: UUID, *, actor: str) -> bool:
         """Have a job's last result published again; False if it never was to be, or is being tried."""
@@ -59,7 +59,7 @@ class Publications:
 
     async def pause(self, source: str, reason: str, check_s: float) -> bool:
         """Publish nothing of a source until a check, the next one in `check_s`; say if that, or the reason, is new."""
-        return bool(await self._all("site_pause", source, reason, check_s))
+        return bool(await self._all("site_pause", source, _storable(reason), check_s))
 
     async def resume(self, source: str) -> bool:
         """Go on with a source; False if it was not paused."""
@@ -68,6 +68,10 @@ class Publications:
     async def paused(self) -> dict[str, str]:
         """Return the paused sources, with the reason."""
         return {row["source"]: row["reason"] for row in await self._all("view_paused_sites", None)}
+
+    async def keep_sites(self, sources: Collection[str]) -> None:
+        """Have only these sources paused; the others have no site any more that could be checked."""
+        await self._all("site_keep", list(sources))
 
     async def take_checks(self, sources: Collection[str], for_s: float) -> list[str]:
         """Take the paused sources whose sites are to be checked, so that nobody else does `for_s`."""
@@ -79,3 +83,8 @@ class Publications:
 
     async def _all(self, name: str, *arguments: object) -> list[asyncpg.Record]:
         return await fetch(self._pool, name, *arguments)
+
+
+def _storable(said: str | None) -> str | None:
+    """Return what a site said without NUL, which Postgres takes in no text."""
+    return said and said.replace("\x00", "\ufffd")

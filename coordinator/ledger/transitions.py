@@ -702,15 +702,22 @@ def _again(job: Job, now: datetime) -> Decision:
     return _pending(fresh._replace(run_after=now), now)
 
 
-def _approve(job: Job, c: Approve, now: datetime) -> Decision:
+def _no_verdict(job: Job, c: Approve | Reject) -> Nothing | None:
+    """Return why there is nothing that this verdict can be about; None if there is."""
     if job.state is not JobState.AWAITING_REVIEW:
-        return Decision(job, Nothing(f"the job is {job.state}"))
+        return Nothing(f"the job is {job.state}")
+    return Nothing("the result is another one by now") if c.epoch not in (None, job.epoch) else None
+
+
+def _approve(job: Job, c: Approve, now: datetime) -> Decision:
+    if (nothing := _no_verdict(job, c)) is not None:
+        return Decision(job, nothing)
     return _acted(_settled(job, JobState.COMPLETED, now), c, "approve", now)
 
 
 def _reject(job: Job, c: Reject, now: datetime) -> Decision:
-    if job.state is not JobState.AWAITING_REVIEW:
-        return Decision(job, Nothing(f"the job is {job.state}"))
+    if (nothing := _no_verdict(job, c)) is not None:
+        return Decision(job, nothing)
     ended = _again(job, now) if c.again else _settled(job, JobState.CANCELED, now)
     return _acted(ended, c, "reject", now)
 

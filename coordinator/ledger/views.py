@@ -33,9 +33,9 @@ async def job_page(pool: Pool, wanted: JobFilter, limit: int) -> JobPage:
     return JobPage([_row(row) for row in rows], following)
 
 
-async def jobs(pool: Pool, wanted: JobFilter, limit: int) -> list[Row]:
-    """Return the jobs of `job_page`."""
-    return (await job_page(pool, wanted, limit)).rows
+async def waiting_for_review(pool: Pool, limit: int, source: str | None = None) -> list[UUID]:
+    """Return the ids of the jobs that await review, the longest waiting first; of one source if it is named."""
+    return [row["id"] for row in await _rows(pool, "waiting_for_review", limit, source)]
 
 
 async def job(pool: Pool, job_id: UUID, source: str | None = None) -> Row | None:

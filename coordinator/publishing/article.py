@@ -6,48 +6,25 @@ would be on the site's pages what its owner makes of it, so that only its descri
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import unescape
-from typing import Any, Final
+from typing import Final
 
 import nh3
-from markdown_it import MarkdownIt
-from markdown_it.common.utils import escapeHtml
-from markdown_it.renderer import RendererProtocol
-from markdown_it.token import Token
-from markdown_it.utils import EnvType, OptionsDict
 
-_TAGS: Final = {
-    *("a", "blockquote", "br", "code", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "img", "li", "ol", "p", "pre"),
-    *("s", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
-}
-_ATTRIBUTES: Final[dict[str, set[str]]] = {"a": {"href", "title"}, "img": {"src", "alt"}, "ol": {"start"}}
-_SCHEMES: Final = {"http", "https", "mailto"}
+from coordinator import markdown
+
+_TAGS: Final = {*markdown.TAGS, "img"}
+_ATTRIBUTES: Final = {**markdown.ATTRIBUTES, "img": {"src", "alt"}}
 _MORE: Final = re.compile(
     r"<(?:img|video|audio|iframe|embed|object|svg|form)\b|<!--\s*wp:(?!(?:paragraph|heading)\b)", re.IGNORECASE
 )
 """What a post holds besides text: the plugin `deploy/cms/wordpress` has the same."""
 
 
-def _image(self: RendererProtocol, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType) -> str:
-    renderer: Any = self
-    described = escapeHtml(renderer.renderInlineAsText(tokens[index].children or [], options, env))
-    url = env["urls"].get(str(tokens[index].attrGet("src") or "").removeprefix("./"))
-    return f'<img src="{escapeHtml(url)}" alt="{described}">' if url else f"<em>{described}</em>"
-
-
-def _renderer() -> MarkdownIt:
-    made = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
-    made.add_render_rule("image", _image)
-    return made
-
-
-_RENDERER: Final = _renderer()
-
-
 def render(text: str, urls: Mapping[str, str]) -> str:
     """Return Markdown as HTML; `urls` says where the job's files are. May take a second: call it in a thread."""
-    return _clean(_RENDERER.render(text, {"urls": urls}))
+    return _clean(markdown.render(text, urls))
 
 
 def is_same(sent: str, kept: str) -> bool:
@@ -66,7 +43,7 @@ def is_empty(html: str) -> bool:
 
 
 def _clean(html: str) -> str:
-    return nh3.clean(html, tags=_TAGS, attributes=_ATTRIBUTES, url_schemes=_SCHEMES, link_rel=None)
+    return nh3.clean(html, tags=_TAGS, attributes=_ATTRIBUTES, url_schemes=set(markdown.SCHEMES), link_rel=None)
 
 
 def _plain(html: str) -> str:

@@ -52,6 +52,9 @@ class WordPressSite(BaseModel):
             return self.app_password.get_secret_value()
         try:
             return Path(self.app_password_file or "").read_text().strip()
-        except OSError as error:
-            msg = f"app_password_file of {self.url}: {error}"
+        except (OSError, ValueError) as error:
+            why = (
+                "not UTF-8" if isinstance(error, UnicodeError) else error
+            )  # whose own words tell a part of the password
+            msg = f"app_password_file of {self.url}: {why}"
             raise ConfigurationError(msg) from error

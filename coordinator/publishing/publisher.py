@@ -55,13 +55,15 @@ class Publisher:
     _unchecked: set[str] | None = None  # None: no round was made yet
     _known: dict[str, WordPress] = field(default_factory=dict)
     _session: aiohttp.ClientSession | None = None
+    _shrinking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def once(self) -> None:
         """Begin what is due; raises LedgerDownError."""
+        if self._unchecked is None:
+            await self.publications.keep_sites(list(self.sites))
+            self._unchecked = set(self.sites)  # each once at the start: a wrong password shows before the first job
         if not self.sites:
             return
-        if self._unchecked is None:
-            self._unchecked = set(self.sites)  # each once at the start: a wrong password shows before the first job
         self._unchecked |= set(await self.publications.take_checks(list(self.sites), CHECK_S))
         self.paused = await self.publications.paused()
         idle = set(self.sites) - set(self._running.values())
@@ -160,8 +162,8 @@ class Publisher:
 
     async def _outcome(self, row: PublicationRow) -> tuple[str | None, float | None]:
         """Return why it is not published (None: it is), and after how long to try again (None: never)."""
-        steps = Steps(self.publications, self.store, self._site(row.source))
         try:
+            steps = Steps(self.publications, self.store, self._site(row.source), self._shrinking)
             async with asyncio.timeout(TRY_S):
                 await steps.publish(row)
         except FailedError as error:
@@ -173,6 +175,12 @@ class Publisher:
             return str(error), await self._again_s(row, error)
         except (StoreDownError, TimeoutError) as error:
             why = str(error) or f"not done within {TRY_S:g} s"
+            return why, await self._again_s(row, AgainError(why, after_s=UNSURE_S))
+        except LedgerDownError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it would be tried for ever, and the ledger would not say why
+            why, said = f"broke: {type(error).__name__}", str(error)[:300]
+            _log.error("publishing broke", job_id=str(row.job_id), epoch=row.epoch, why=why, error=said)
             return why, await self._again_s(row, AgainError(why, after_s=UNSURE_S))
         return None, None
 

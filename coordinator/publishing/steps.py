@@ -46,6 +46,7 @@ class Steps:
     publications: Publications
     store: ArtifactStore
     wordpress: WordPress
+    shrinking: asyncio.Lock  # whoever makes an image smaller holds it, and so much memory only once
 
     async def publish(self, row: PublicationRow) -> None:
         """Do each step that is not done; raises FailedError, AgainError, SiteError."""
@@ -152,8 +153,8 @@ class Steps:
         """Upload what is too large for a web server once more, as a JPEG for the screen; raises `error` if it can't."""
         if upload.size > MOST_BYTES:
             raise error
-        data = b"".join([chunk async for chunk in self._content(sha256)])
-        jpeg = await asyncio.to_thread(smaller, data)
+        async with self.shrinking:
+            jpeg = await asyncio.to_thread(smaller, b"".join([chunk async for chunk in self._content(sha256)]))
         if jpeg is None or len(jpeg) >= upload.size:
             raise error
         md5 = hashlib.md5(jpeg, usedforsecurity=False).hexdigest()

@@ -7,11 +7,12 @@ JSON: with plain permalinks a POST to `/wp-json/` is answered 200 with the home 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from email.utils import parsedate_to_datetime
+from functools import cached_property
 from typing import Any, Final
 
 import orjson
 
+from coordinator.retry_after import asked_s
 from shared.errors import TandemError
 
 MOST_ASKED_S: Final = 3600.0
@@ -63,7 +64,7 @@ class SiteError(PublishingError):
     """Nothing can be published on this site, until a person mends it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: what is read once is kept
 class Answer:
     """What the site said."""
 
@@ -71,8 +72,9 @@ class Answer:
     headers: Mapping[str, str]
     body: bytes
 
+    @cached_property
     def json(self) -> Any:
-        """Return the body's JSON, also behind warnings that PHP shows; None if there is none."""
+        """The body's JSON, also behind warnings that PHP shows; None if there is none. First asked for in a thread."""
         for start in (0, self.body.find(b'{"')):
             try:
                 return orjson.loads(self.body[start:]) if start >= 0 else None
@@ -89,7 +91,7 @@ class Answer:
 
 def content_of(answer: Answer, now: datetime) -> Any:
     """Return what a good answer holds, an object with an id or a list; raises a PublishingError for every other."""
-    body = answer.json()
+    body = answer.json
     error = body if isinstance(body, dict) else {}
     if answer.status in (200, 201):
         if isinstance(body, list) or isinstance(error.get("id"), int):
@@ -118,20 +120,11 @@ def _fault(answer: Answer, code: str, why: str, now: datetime) -> PublishingErro
     if code == "rest_upload_unknown_error":
         return FailedError(why)
     if status in _BUSY:
-        return AgainError(why, after_s=asked_s(answer.headers.get("Retry-After"), now))
+        return AgainError(why, after_s=_left_alone_s(answer, now))
     if status in _LEFT_OPEN or status > 500:  # noqa: PLR2004
         return AgainError(why, after_s=UNSURE_S)
     return FailedError(why)
 
 
-def asked_s(header: str | None, now: datetime) -> float:
-    """Read a Retry-After, seconds or a date; at most an hour."""
-    try:
-        seconds = float(header or 0) if (header or "0").strip().isdigit() else _until(header or "", now)
-    except (ValueError, TypeError):
-        return 0.0
-    return min(max(seconds, 0.0), MOST_ASKED_S)
-
-
-def _until(header: str, now: datetime) -> float:
-    return (parsedate_to_datetime(header) - now).total_seconds()
+def _left_alone_s(answer: Answer, now: datetime) -> float:
+    return min(max(asked_s(answer.headers.get("Retry-After"), now) or 0.0, 0.0), MOST_ASKED_S)

@@ -150,7 +150,7 @@ class WordPress:
         if self._root is None:
             self._root = await self._find_root()
         answer = await self._send(method, address(self._root, path, query), body, json, headers or {}, limit_s)
-        if 300 <= answer.status < 400 or answer.json() is None:  # noqa: PLR2004
+        if 300 <= answer.status < 400 or await asyncio.to_thread(lambda: answer.json) is None:  # noqa: PLR2004
             self._root = None  # may have moved: permalinks are a setting
         return answer
 
@@ -164,7 +164,7 @@ class WordPress:
         found = _API_LINK.search(answer.headers.get("Link", ""))
         if found is None:
             return home + _ANYWHERE
-        if _origin(found[1]) != _origin(home):
+        if not _has_origin(found[1], _origin(home)):
             msg = f"{home} has its REST API at {found[1][:200]}, where the password is not sent"
             raise MovedError(msg)
         return found[1]
@@ -223,6 +223,13 @@ def _media(answered: Any) -> Media:
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port
+
+
+def _has_origin(url: str, origin: tuple[str, str | None, int | None]) -> bool:
+    try:
+        return _origin(url) == origin
+    except ValueError:  # no such port, or no such IPv6 address
+        return False
 
 
 def _now() -> datetime:

@@ -42,6 +42,7 @@ from coordinator.web.errors import Handler, JsonServer, RefusedError, errors_as_
 from coordinator.web.html import errors_as_pages, prepare, static_file, to_log_in, wants_page
 from coordinator.web.rates import address_of, too_many
 from coordinator.web.sessions import ACCESS, session_of
+from shared.ids import NAME_PATTERN
 
 __all__ = ["Runner", "WebContext", "make_app", "serve"]
 
@@ -64,6 +65,7 @@ _OPERATE = frozenset({Role.ADMIN})
 
 _JOB = "/v1/jobs/{job_id:[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}}"
 _UPLOAD = _JOB.replace("/v1/jobs/", "/v1/uploads/") + r"/{epoch:[0-9]{1,9}}/{name}"
+_SOURCE = f"{{source:{NAME_PATTERN.strip('^$')}}}"
 _JOB_PAGE = _JOB.replace("/v1/jobs/", "/jobs/")
 
 _ROUTES: tuple[tuple[str, str, Endpoint, frozenset[Role]], ...] = (
@@ -94,7 +96,7 @@ _ROUTES: tuple[tuple[str, str, Endpoint, frozenset[Role]], ...] = (
     ("GET", "/v1/rejected", operations.rejected, _ALL),
     ("GET", "/v1/callbacks", operations.undelivered, _ALL),
     ("GET", "/v1/publications", publications.undone, _ALL),
-    ("POST", "/v1/publications/{source}/check", publications.check, _OPERATE),
+    ("POST", f"/v1/publications/{_SOURCE}/check", publications.check, _OPERATE),
     ("GET", "/status", operations.status, _READ),
     ("GET", "/v1/events", live.events, _ALL),
     ("GET", "/metrics", operations.metrics, _READ),
@@ -119,8 +121,8 @@ _ROUTES: tuple[tuple[str, str, Endpoint, frozenset[Role]], ...] = (
     ("GET", _JOB_PAGE + "/{again:callback|publication}", pages_refused.ask_again, _OPERATE),
     ("POST", _JOB_PAGE + "/callback", page_actions.callback_again, _OPERATE),
     ("POST", _JOB_PAGE + "/publication", page_actions.publish_again, _OPERATE),
-    ("GET", "/sites/{source}/check", pages_refused.ask_site, _OPERATE),
-    ("POST", "/sites/{source}/check", pages_refused.check_site, _OPERATE),
+    ("GET", f"/sites/{_SOURCE}/check", pages_refused.ask_site, _OPERATE),
+    ("POST", f"/sites/{_SOURCE}/check", pages_refused.check_site, _OPERATE),
     ("GET", "/submit", submit_form.show, _OPERATE),
     ("POST", "/submit", submit_form.submit, _OPERATE),
     ("GET", "/review", review.page, _READ),

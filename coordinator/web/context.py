@@ -5,7 +5,8 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from datetime import datetime
+from typing import Any, Literal, Protocol, TypeVar, cast
 from uuid import UUID
 
 from aiohttp import web
@@ -33,6 +34,8 @@ from shared.wire import Fault
 _SPARING = 10
 _T = TypeVar("_T")
 
+_KEPT = 256
+
 OperatorOrder = Literal["drain", "pause", "resume"]
 
 
@@ -40,7 +43,7 @@ class Sparing:
     """Asks a question that reads a whole table anew only once ten times as long as it took has passed.
 
     So pages that reload themselves, however many are open, keep Postgres busy for a tenth of the time at most; while
-    the answer is quick, it is always fresh. Those who ask at the same time get one answer.
+    the answer is quick, it is always fresh. Those who ask at the same time get one answer. The newest 256 are kept.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +63,9 @@ class Sparing:
             if asked_at >= good_until:
                 answer = await question()
                 answered_at = self._clock()
+                self.forget(name)
                 self._known[name] = (answered_at + max(good_s, _SPARING * (answered_at - asked_at)), answer)
+                self._forget_oldest()
             return cast(_T, answer)
 
     async def ask_soon(
@@ -100,6 +105,12 @@ class Sparing:
         """Have the question asked anew: somebody changed what it is about."""
         self._known.pop(name, None)
 
+    def _forget_oldest(self) -> None:
+        while len(self._known) > _KEPT:
+            oldest = next(iter(self._known))
+            self.forget(oldest)
+            self._asking.pop(oldest, None)
+
 
 async def predict_nothing(rows: Sequence[views.Row]) -> None:
     """Say of each job that it is not known when it will be done."""
@@ -115,8 +126,15 @@ async def _no_site(_source: str) -> bool:
     return False
 
 
-async def _no_lines(_: UUID, __: int) -> list[dict[str, Any]]:
+async def _no_lines(_: UUID, __: int, ___: datetime | None = None) -> list[dict[str, Any]]:
     return []
+
+
+class LogLines(Protocol):
+    """Finds what was logged about a job."""
+
+    async def __call__(self, job_id: UUID, most: int, created_at: datetime | None = None, /) -> list[dict[str, Any]]:
+        """Return the newest lines, newest last; nothing is looked for from well before `created_at`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +161,7 @@ class WebContext:
     callback_again: Callable[[UUID, str], Awaitable[bool]] = _no_callback  # (job, who says so); False: it has none
     publish_again: Callable[[UUID, str], Awaitable[bool]] = _no_callback  # (job, who says so); False: not now
     check_site: Callable[[str], Awaitable[bool]] = _no_site  # (source); False: it is not paused
-    log_lines: Callable[[UUID, int], Awaitable[list[dict[str, Any]]]] = _no_lines  # (job, at most), newest last
+    log_lines: LogLines = _no_lines
     hooks: Hooks | None = None  # the sources that may post to /hooks; None = none is configured
     base_url: str | None = None  # how readers reach this server; None = as the request at hand did
     why_lane: Callable[[views.Row], Wait | None] = lambda _: None  # of a lane: why its jobs wait; None: none does
@@ -156,6 +174,7 @@ class WebContext:
     guesses: Rates = field(default_factory=lambda: Rates(per_s=10 / 60, burst=10))  # of secrets, by address
     ended: views.Ended = field(default_factory=views.Ended)  # how attempts ended lately
     sparing: Sparing = field(default_factory=Sparing)  # between the page and the counts of all jobs
+    sparing_logs: Sparing = field(default_factory=Sparing)  # between the pages of jobs and the log files
 
 
 Endpoint = Callable[[WebContext, web.Request, Caller], Awaitable[web.StreamResponse]]

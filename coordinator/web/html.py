@@ -18,7 +18,7 @@ from multidict import MultiDictProxy
 
 from coordinator.web.access import Caller, Role
 from coordinator.web.context import WebContext
-from coordinator.web.errors import ErrorResponse, Handler
+from coordinator.web.errors import ErrorResponse, Handler, RefusedError
 from coordinator.web.sessions import csrf_token, session_of
 
 CSP: Final = (
@@ -95,6 +95,12 @@ def fragment(template: str, /, **values: Any) -> str:
     return _environment().get_template(template).render(values)
 
 
+def is_only_one(which: str, page: str) -> None:
+    """Refuse (404) one of several: there is one such page."""
+    if which:
+        raise RefusedError(404, "not_found", f"there is one {page}")
+
+
 def see_other(request: web.Request, where: str, message: str = "") -> web.Response:
     """Send the browser to a page of ours, which shows the message once."""
     response = web.Response(status=303, headers={"Location": where})
@@ -116,13 +122,14 @@ def came_from(form: MultiDictProxy[Any], otherwise: str) -> str:
 
 
 def to_log_in(context: WebContext, request: web.Request) -> web.Response:
-    """Send a browser that is not logged in to the login.
+    """Send a browser that is not logged in to the login; after it, to what it wanted to see, if it was to see.
 
     Coming from a page elsewhere it shows no cookie (SameSite=Strict): it is let come again, from a page of ours.
     """
+    wanted = request.path_qs if request.method in ("GET", "HEAD") else "/"
     if request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
-        return render(context, request, None, "again.html", target=request.path_qs)
-    return see_other(request, f"/login?{urlencode({'next': request.path_qs})}")
+        return render(context, request, None, "again.html", target=wanted)
+    return see_other(request, f"/login?{urlencode({'next': wanted})}")
 
 
 def wants_page(request: web.Request) -> bool:
@@ -200,11 +207,10 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if 0 < abs(seconds) < 3 else f"{seconds:.0f} s"  # noqa: PLR2004
 
 
-def ago(since: float | datetime | None) -> Markup:
-    """Return how long ago, as seconds or since an instant; it goes on counting in the browser."""
-    if since is None:
+def ago(seconds: float | None) -> Markup:
+    """Return how long ago; it goes on counting in the browser."""
+    if seconds is None:
         return Markup("never")
-    seconds = (datetime.now(UTC) - since).total_seconds() if isinstance(since, datetime) else since
     seconds = max(seconds, 0.0)
     return Markup('<span data-ago="{}">{} ago</span>').format(f"{seconds:.1f}", duration(int(seconds)))
 

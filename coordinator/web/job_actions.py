@@ -16,9 +16,11 @@ Act = Cancel | Retry | Approve | Reject | Prioritize
 MAX_NOTE = 2000
 """Characters of a note."""
 
+MAX_EPOCH = 999_999_999
+
 
 class ActionBody(BaseModel):
-    """What `cancel`, `retry` and `approve` may be told."""
+    """What `cancel` and `retry` may be told."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -33,8 +35,20 @@ class ActionBody(BaseModel):
         return note or None
 
 
-class RejectBody(ActionBody):
-    """What `reject` may be told: whether the job runs again."""
+class ApproveBody(ActionBody):
+    """What `approve` may be told: the epoch of the result that was looked at. If it is another's by now, 409."""
+
+    epoch: int | None = Field(None, ge=1, le=MAX_EPOCH)
+
+    @field_validator("epoch", mode="before")
+    @classmethod
+    def _whole(cls, epoch: object) -> object:
+        """Take 2.0 for 2, as JSON does."""
+        return int(epoch) if isinstance(epoch, float) and epoch.is_integer() else epoch
+
+
+class RejectBody(ApproveBody):
+    """What `reject` may be told: as `approve`, and whether the job runs again."""
 
     again: bool = False
 
@@ -45,7 +59,11 @@ class PriorityBody(ActionBody):
     priority: Priority = Field(strict=False)
 
 
-BODIES: Final[dict[str, type[ActionBody]]] = {"reject": RejectBody, "priority": PriorityBody}
+BODIES: Final[dict[str, type[ActionBody]]] = {
+    "approve": ApproveBody,
+    "reject": RejectBody,
+    "priority": PriorityBody,
+}
 """The bodies of the actions; all others take an ActionBody."""
 
 
@@ -58,16 +76,14 @@ def command_of(action: str, job_id: UUID, actor: str, body: ActionBody) -> Act:
     """Return the command for an action with its own body; KeyError if there is no such action."""
     who: dict[str, Any] = {"job_id": job_id, "actor": actor, "note": body.note}
     match body:
-        case RejectBody(again=again):
-            return Reject(again=again, **who)
+        case RejectBody(again=again, epoch=epoch):
+            return Reject(again=again, epoch=epoch, **who)
+        case ApproveBody(epoch=epoch):
+            return Approve(epoch=epoch, **who)
         case PriorityBody(priority=priority):
             return Prioritize(priority=PRIORITY_RANK[priority], **who)
         case _:
-            commands: dict[str, type[Cancel | Retry | Approve]] = {
-                "cancel": Cancel,
-                "retry": Retry,
-                "approve": Approve,
-            }
+            commands: dict[str, type[Cancel | Retry]] = {"cancel": Cancel, "retry": Retry}
             return commands[action](**who)
 
 

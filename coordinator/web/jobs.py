@@ -151,7 +151,11 @@ async def _view_or_id(context: WebContext, request: web.Request, job_id: UUID) -
 
 def filter_of(query: dict[str, list[str]]) -> JobFilter:
     """Return the filter that a query names; RefusedError (400) with every fault."""
-    faults: list[Fault] = []
+    faults = [
+        Fault(field=name, message="text must not contain NUL")
+        for name, values in query.items()
+        if any("\x00" in value for value in values)
+    ]
     state = query.get("state", [None])[-1]
     if state is not None and state not in frozenset(JobState):
         faults.append(Fault(field="state", message=f"one of {', '.join(JobState)}"))

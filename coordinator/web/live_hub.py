@@ -5,10 +5,11 @@ somebody looks.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
@@ -22,6 +23,8 @@ CALM_S: Final = 3.0
 """And, while somebody looks, no less often: heartbeats and what agents announce are no events."""
 
 MOST_STREAMS: Final = 500
+"""Of pages, and as many of events: publishers who wait for their jobs take no page from a person."""
+
 _MOST_HELD: Final = 1000  # events that one hearer has not read yet
 
 Fragments: TypeAlias = dict[str, str]  # HTML by the id of its element
@@ -107,16 +110,21 @@ class Live:
 
     subscribe: Subscribe | None = None  # to the live feed of all coordinators; None: pages are drawn every CALM_S
     closed: asyncio.Event = field(default_factory=asyncio.Event)
-    streams: int = 0
+    _open: Counter[str] = field(default_factory=Counter)  # streams, by what they are of
     _shown: dict[Key, Shown] = field(default_factory=dict)
     _hearers: set[Hearer] = field(default_factory=set)
     _ear: Subscription | None = None
     _turning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    @property
+    def streams(self) -> int:
+        """How many are open."""
+        return self._open.total()
+
     @asynccontextmanager
     async def looking(self, key: Key, draw: Callable[[], Awaitable[Fragments]]) -> AsyncIterator[Shown]:
         """Lend the page `key`, drawn by `draw` if nobody looks at it yet; TooManyError."""
-        async with self._stream():
+        async with self._stream("pages"):
             shown = self._shown.setdefault(key, Shown(draw))
             shown.watched += 1
             try:
@@ -129,7 +137,7 @@ class Live:
     @asynccontextmanager
     async def hearing(self, source: str | None, job_id: str | None) -> AsyncIterator[Hearer]:
         """Lend the events of one source, or of one job; TooManyError."""
-        async with self._stream():
+        async with self._stream("events"):
             hearer = Hearer(source, job_id)
             self._hearers.add(hearer)
             try:
@@ -150,15 +158,15 @@ class Live:
             hearer.news.set()
 
     @asynccontextmanager
-    async def _stream(self) -> AsyncIterator[None]:
-        if self.streams >= MOST_STREAMS:
+    async def _stream(self, of: Literal["pages", "events"]) -> AsyncIterator[None]:
+        if self._open[of] >= MOST_STREAMS:
             raise TooManyError
-        self.streams += 1
+        self._open[of] += 1
         try:
             await self._turn()
             yield
         finally:
-            self.streams -= 1
+            self._open[of] -= 1
             await self._turn()
 
     async def _turn(self) -> None:

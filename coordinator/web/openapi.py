@@ -25,6 +25,7 @@ _WORDS: Final = re.compile(r"\w+(?:\|\w+)+")
 _PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "job_id": {"type": "string", "format": "uuid"},
     "epoch": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+    "source": {"type": "string", "pattern": NAME_PATTERN},
     "worker": {"type": "string", "pattern": NAME_PATTERN},
 }
 _ABOUT: Final = (

@@ -380,7 +380,7 @@ DOCS: Final[Mapping[Callable[..., Any], Doc]] = {
     publications.of_job: Doc(answers={200: Publications}),
     publications.again: Doc(answers={200: Publications}, refuses=_refuses(409)),
     publications.undone: Doc(answers={200: Unpublished}, query=LimitQuery),
-    publications.check: Doc(answers={200: SiteChecked}, refuses=_refuses(409)),
+    publications.check: Doc(answers={200: SiteChecked}, refuses=_refuses(404, 409)),
     logs.of_job: Doc(answers={200: Logs}, query=LogsQuery),
     operations.workers: Doc(answers={200: Workers}),
     operations.order: Doc(answers={200: WorkerOrdered}, refuses=_refuses(404)),

@@ -126,6 +126,11 @@ async def workers_of(context: WebContext) -> list[views.Row]:
     return [{**row, "aside": context.aside(row["name"])} for row in rows]
 
 
+def with_work(lanes: list[views.Row]) -> frozenset[str]:
+    """Return the names of the lanes that have work to hand out now."""
+    return frozenset(lane["name"] for lane in lanes if not lane["paused"] and lane["due"] + lane["offered"])
+
+
 async def _lanes_with_reasons(context: WebContext) -> list[views.Row]:
     """Return every lane, with why its jobs wait."""
     lanes = await lanes_of(context)
@@ -135,10 +140,9 @@ async def _lanes_with_reasons(context: WebContext) -> list[views.Row]:
 
 async def _workers_with_reasons(context: WebContext) -> list[views.Row]:
     """Return every worker, with why it gets nothing while there is work."""
-    lanes = await lanes_of(context)
-    with_work = frozenset(lane["name"] for lane in lanes if not lane["paused"] and lane["due"] + lane["offered"])
+    lanes = with_work(await lanes_of(context))
     rows = await workers_of(context)
-    return [{**row, "why_idle": [] if row["holds"] else context.why_idle(row["name"], with_work)} for row in rows]
+    return [{**row, "why_idle": [] if row["holds"] else context.why_idle(row["name"], lanes)} for row in rows]
 
 
 @cache

@@ -10,10 +10,9 @@ from coordinator.ledger import views
 from coordinator.web import charts
 from coordinator.web.access import Caller, Role
 from coordinator.web.context import WebContext, lanes_of
-from coordinator.web.errors import RefusedError
-from coordinator.web.html import fragment, render
+from coordinator.web.html import fragment, is_only_one, render
 from coordinator.web.live_hub import Fragments
-from coordinator.web.operations import workers_of
+from coordinator.web.operations import with_work, workers_of
 from coordinator.web.pages_refused import held_back
 from coordinator.worker_rules import in_force
 
@@ -31,8 +30,7 @@ async def overview(context: WebContext, request: web.Request, caller: Caller) ->
 
 async def fragments(context: WebContext, which: str, may_act: bool) -> Fragments:  # noqa: FBT001 - the shape of live.Draw
     """Return the parts of the page."""
-    if which:
-        raise RefusedError(404, "not_found", "there is one overview")
+    is_only_one(which, "overview")
     sparing, pool = context.sparing, context.pool
     counts, ended, workers, running, rejected, failed = await asyncio.gather(
         sparing.ask_soon("counts", lambda: views.counts(pool)),
@@ -75,13 +73,13 @@ def waiting_of(context: WebContext, lanes: list[views.Row]) -> list[dict[str, An
 
 def explained(context: WebContext, workers: list[views.Row], lanes: list[views.Row]) -> list[dict[str, Any]]:
     """Return the workers: `state` in a word, what each `told`, `idle` (why it gets nothing), its rules as `follows`."""
-    with_work = frozenset(lane["name"] for lane in lanes if not lane["paused"] and lane["due"] + lane["offered"])
+    lanes_with_work = with_work(lanes)
     shown = []
     for row in workers:
         told = row["presence"] or {}
         state = _state(row, told)
         is_said = state in ("away", "busy") or row["wanted"] != "ready"  # by the state alone
-        why = [] if is_said else context.why_idle(row["name"], with_work)
+        why = [] if is_said else context.why_idle(row["name"], lanes_with_work)
         shown.append(
             {**row, "told": told, "state": state, "idle": why, "models": _models(told), "follows": in_force(told)}
         )
@@ -104,6 +102,6 @@ def _state(row: views.Row, told: dict[str, Any]) -> str:
 def _models(told: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the models that a worker offers, the warm ones first and marked."""
     warm = set(told.get("warm") or ())
-    offered = {model: one["kind"] for one in told.get("capabilities") or () for model in one.get("models") or ()}
-    found = [{"name": name, "kind": kind, "warm": name in warm} for name, kind in offered.items()]
+    offered = {(one["kind"], name) for one in told.get("capabilities") or () for name in one.get("models") or ()}
+    found = [{"name": name, "kind": kind, "warm": name in warm} for kind, name in offered]
     return sorted(found, key=lambda one: (not one["warm"], one["kind"], one["name"]))

@@ -13,7 +13,7 @@ from coordinator.web.access import Caller
 from coordinator.web.context import WebContext, job_id_of, no_such_job
 from coordinator.web.errors import RefusedError
 from coordinator.web.html import came_from, see_other
-from coordinator.web.job_actions import BODIES, ActionBody, action_words, carry_out, command_of
+from coordinator.web.job_actions import BODIES, MAX_EPOCH, ActionBody, action_words, carry_out, command_of
 from coordinator.web.pages_jobs import PAGE
 from coordinator.web.pages_refused import changed
 from coordinator.web.sessions import form_of
@@ -26,6 +26,8 @@ _DONE: Final = {
     "reject": "Rejected",
     "priority": "Priority changed",
 }
+
+_DIGITS: Final = len(str(MAX_EPOCH))
 
 
 async def act(context: WebContext, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -78,6 +80,8 @@ async def publish_again(context: WebContext, request: web.Request, caller: Calle
 
 def _body(action: str, form: MultiDictProxy[Any]) -> ActionBody:
     given: dict[str, Any] = {"note": str(form.get("note", "")).strip()}
+    if action in ("approve", "reject") and (epoch := str(form.get("epoch", ""))):
+        given["epoch"] = int(epoch) if epoch.isdecimal() and len(epoch) <= _DIGITS else epoch
     if action == "reject":
         given["again"] = form.get("again") == "yes"
     if action == "priority":

@@ -19,6 +19,8 @@ from shared.states import JobState, Priority
 _BEATS: Final = 500
 _REJECTED: Final = 20
 _LINES: Final = 200
+_LINES_S: Final = 10.0
+"""Lines are looked for anew after this long: the page is drawn more often, and the search reads many files."""
 
 _LIVE: Final = (JobState.PENDING, JobState.PROCESSING)
 _ENDED: Final = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELED)
@@ -67,12 +69,21 @@ async def everything(context: WebContext, job_id: UUID, source: str | None = Non
         "pretty": pretty,
         "spec": pretty(job["spec"]),
         "settings": pretty(job["settings"]) if job["settings"] else None,
-        "lines": await context.log_lines(job_id, _LINES),
+        "lines": await _lines(context, job),
         "lease_ttl_s": context.policy.lease_ttl_s,
         "asks": ASKS,
         "actions": ACTIONS,
         "priorities": [str(one) for one in Priority if one != job["priority"]],
     }
+
+
+async def _lines(context: WebContext, job: views.Row) -> list[dict[str, Any]]:
+    """Return the newest log lines about a job, for all who look at it."""
+    return await context.sparing_logs.ask(
+        f"{job['id']} {_LINES}",
+        lambda: context.log_lines(job["id"], _LINES, job["created_at"]),
+        good_s=_LINES_S,
+    )
 
 
 def _late_s(rejected: views.Row, attempts: list[views.Row]) -> float | None:

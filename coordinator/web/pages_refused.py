@@ -14,8 +14,7 @@ from markupsafe import Markup
 from coordinator.ledger import views
 from coordinator.web.access import Caller, Role
 from coordinator.web.context import WebContext, job_id_of
-from coordinator.web.errors import RefusedError
-from coordinator.web.html import came_from, confirm, fragment, render, see_other, short
+from coordinator.web.html import came_from, confirm, fragment, is_only_one, render, see_other, short
 from coordinator.web.live_hub import Fragments
 from coordinator.web.sessions import form_of
 
@@ -78,8 +77,7 @@ async def page(context: WebContext, request: web.Request, caller: Caller) -> web
 
 async def fragments(context: WebContext, which: str, may_act: bool) -> Fragments:  # noqa: FBT001 - the shape of live.Draw
     """Return the parts of the page."""
-    if which:
-        raise RefusedError(404, "not_found", "there is one page of refusals")
+    is_only_one(which, "page of refusals")
     undelivered, unpublished, paused, rejected, refused = await asyncio.gather(
         views.undelivered(context.pool, _MOST),
         views.unpublished(context.pool, _MOST),

@@ -13,7 +13,7 @@ from coordinator.ledger import views
 from coordinator.web.access import Caller, Role
 from coordinator.web.context import OperatorOrder, WebContext, lanes_of
 from coordinator.web.errors import RefusedError
-from coordinator.web.html import came_from, confirm, fragment, render, see_other
+from coordinator.web.html import came_from, confirm, fragment, is_only_one, render, see_other
 from coordinator.web.live_hub import Fragments
 from coordinator.web.operations import workers_of
 from coordinator.web.page import explained
@@ -38,8 +38,7 @@ async def page(context: WebContext, request: web.Request, caller: Caller) -> web
 
 async def fragments(context: WebContext, which: str, may_act: bool) -> Fragments:  # noqa: FBT001 - the shape of live.Draw
     """Return the parts of the page."""
-    if which:
-        raise RefusedError(404, "not_found", "there is one page of workers")
+    is_only_one(which, "page of workers")
     lanes = await lanes_of(context)
     workers = explained(context, await workers_of(context), lanes)
     with_reason: list[dict[str, Any]] = [{**lane, "why": context.why_lane(lane)} for lane in lanes]

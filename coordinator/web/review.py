@@ -6,7 +6,6 @@ from uuid import UUID
 from aiohttp import web
 
 from coordinator.ledger import views
-from coordinator.ledger.views import JobFilter
 from coordinator.web.access import Caller
 from coordinator.web.context import WebContext
 from coordinator.web.html import render
@@ -18,12 +17,10 @@ _MOST: Final = 50
 
 async def page(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Show the result that `?job=` names if it still waits, else the first; the others are links."""
-    wanted = JobFilter(state=JobState.AWAITING_REVIEW, source=caller.source)
-    found = await views.job_page(context.pool, wanted, _MOST)
-    waiting = found.rows[::-1]
-    ids = [row["id"] for row in waiting]
-    place = ids.index(asked) if (asked := _asked(request)) in ids else 0
-    job = await views.job(context.pool, ids[place], caller.source) if ids else None
+    found = await views.waiting_for_review(context.pool, _MOST + 1, caller.source)
+    ids = found[:_MOST]
+    job = await _job(context, _asked(request), caller) or await _job(context, ids[0] if ids else None, caller)
+    place = ids.index(job["id"]) if job and job["id"] in ids else None
     return render(
         context,
         request,
@@ -32,11 +29,24 @@ async def page(context: WebContext, request: web.Request, caller: Caller) -> web
         job=job,
         result=await result_of(context, job) if job else None,
         spec=pretty(job["spec"]) if job else None,
-        waiting=waiting,
+        waiting=ids,
         place=place,
-        more=found.next is not None,
-        following=ids[(place + 1) % len(ids)] if len(ids) > 1 else None,
+        more=len(found) > _MOST,
+        following=_following(ids, place),
     )
+
+
+async def _job(context: WebContext, job_id: UUID | None, caller: Caller) -> views.Row | None:
+    """Return a job if it awaits review."""
+    job = await views.job(context.pool, job_id, caller.source) if job_id else None
+    return job if job and job["state"] == JobState.AWAITING_REVIEW else None
+
+
+def _following(ids: list[UUID], place: int | None) -> UUID | None:
+    """Return what is looked at next: after one that is not among the first, the first."""
+    if place is None:
+        return ids[0] if ids else None
+    return ids[(place + 1) % len(ids)] if len(ids) > 1 else None
 
 
 def _asked(request: web.Request) -> UUID | None:

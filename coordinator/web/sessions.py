@@ -72,7 +72,7 @@ async def form_of(request: web.Request) -> MultiDictProxy[Any]:
             form = await request.post()
     except TimeoutError:
         raise RefusedError(408, "request_timeout", "the form did not arrive in time") from None
-    except ValueError:
+    except (ValueError, LookupError):  # LookupError: a charset that nobody knows
         raise RefusedError(400, "bad_request", "the form can't be read") from None
     shown = form.get("csrf")
     if not isinstance(shown, str) or not hmac.compare_digest(shown.encode(), csrf_token(request).encode()):

@@ -24,10 +24,10 @@ from coordinator.callbacks import (
     TAKEN_S,
     Callbacks,
     RefusedAddressError,
-    _seconds,
     pause_s,
 )
 from coordinator.ledger.queries import Queries
+from coordinator.retry_after import asked_s
 from coordinator.service import running
 from shared.errors import ConfigurationError
 from tests.callbacks.receiver import Receiver, hang, receiving, status
@@ -358,9 +358,10 @@ def test_pauses_grow_threefold_up_to_an_hour() -> None:
 
 def test_a_receiver_may_ask_for_a_pause_in_seconds_or_until_a_date() -> None:
     now = datetime(2026, 11, 30, 12, 0, 0, tzinfo=UTC)
-    assert _seconds("120", now) == 120
-    assert _seconds("Mon, 30 Nov 2026 12:01:00 GMT", now) == 60
-    assert _seconds("soon", now) is _seconds(None, now) is None
+    assert asked_s("120", now) == 120
+    assert asked_s("Mon, 30 Nov 2026 12:01:00 GMT", now) == 60
+    assert asked_s("soon", now) is asked_s(None, now) is None
+    assert asked_s("Mon, 30 Nov 2026 12:01:00 +9999999999999999", now) is None
 
 
 def test_a_source_may_have_a_secret_of_its_own(tmp_path: Path) -> None:

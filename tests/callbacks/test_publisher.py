@@ -2,20 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
-from coordinator.publishing.article import render
-from coordinator.publishing.config import WordPressSite
-from coordinator.publishing.publisher import CHECK_S, TAKEN_S
-from coordinator.publishing.smaller import smaller
-from coordinator.publishing.wordpress import address
+from coordinator.callbacks import GIVEN_UP_S
+from coordinator.ledger.publications import Publications
+from coordinator.publishing.publisher import CHECK_S, TAKEN_S, Publisher
 from coordinator.service import running
-from shared.errors import ConfigurationError
 from tests.callbacks.publishing import all_published, anew, idle, made, picture, publishing, told, tried, until
 from tests.support.fake_wordpress import PASSWORD, FakeWordPress
 from tests.support.world import World, eventually_async
@@ -207,6 +205,21 @@ async def test_an_image_that_is_too_large_is_sent_once_more_and_smaller(rig: Rig
     assert site.uploads == 2
 
 
+async def test_only_one_image_at_a_time_is_made_smaller(rig: Rig) -> None:
+    world, site = rig
+    site.media_troubles.append("too large")
+    async with world.coordinator.publisher._shrinking:
+        job_id = await made(world, site.draft(), images={"hero.png": picture(size=600)})
+        await eventually_async(lambda: _waits(world.coordinator.publisher._shrinking))
+        assert site.uploads == 1
+    await until(world, job_id)
+    assert site.uploads == 2
+
+
+async def _waits(lock: asyncio.Lock) -> bool:
+    return bool(lock._waiters)  # type: ignore[attr-defined]
+
+
 async def test_an_image_that_stays_too_large_is_given_up(rig: Rig) -> None:
     world, site = rig
     site.media_troubles += ["too large", "too large"]
@@ -377,14 +390,62 @@ async def test_a_site_that_moved_is_paused_and_the_password_not_sent_on(rig: Rig
 # ---- several coordinators
 
 
+@pytest.mark.parametrize("root", ["https://blog.example:99999/wp-json/", "https://[::1/wp-json/"])
+async def test_a_site_that_names_an_address_that_is_none_is_paused_with_the_reason(rig: Rig, root: str) -> None:
+    world, site = rig
+    site.link = f'<{root}>; rel="https://api.w.org/"'
+    await world.stop_coordinator()
+    await world.start_coordinator()
+    await eventually_async(lambda: _paused(world))
+    assert root in (await undone(world))["paused"][0]["reason"]
+
+
+async def test_what_nobody_foresaw_is_in_the_ledger_and_given_up_in_time(rig: Rig) -> None:
+    world, site = rig
+    nested: list[Any] = []
+    for _ in range(300):  # deeper than JSON is written
+        nested = [nested]
+    job_id = await made(world, site.draft(link=nested))
+    found = await tried(world, job_id)
+    assert found["error"].startswith("broke: ")
+    assert found["next_at"] is not None
+    await world.move_clock(GIVEN_UP_S)
+    assert (await until(world, job_id, "failed_at"))["error"].startswith("broke: ")
+
+
+async def test_what_a_site_says_is_stored_without_nul(rig: Rig) -> None:
+    world, _ = rig
+    assert await Publications(world.pool).pause("local", "no\x00", CHECK_S)
+    assert (await undone(world))["paused"][0]["reason"] == "no\ufffd"
+
+
+@pytest.mark.parametrize("others", [True, False])
+async def test_a_site_that_is_gone_from_the_settings_is_paused_no_more(rig: Rig, others: bool) -> None:  # noqa: FBT001
+    world, _ = rig
+    await world.pool.execute("INSERT INTO paused_site VALUES ('gone', 'wrong password', now(), now() + '1 day')")
+    publisher = Publisher(
+        Publications(world.pool), world.coordinator.store, world.coordinator.publisher.sites if others else {}
+    )
+    try:
+        await publisher.once()
+        assert not await _paused(world)
+    finally:
+        await publisher.close()
+
+
 async def test_two_coordinators_publish_once(rig: Rig) -> None:
     world, site = rig
     async with running(world.settings.model_copy(update={"http": "127.0.0.1:0"})) as other:
         jobs = [await made(world, site.draft(), images={"hero.png": picture(str(n))}) for n in range(4)]
         for job_id in jobs:
-            await until(world, job_id)
+            await eventually_async(partial(_is_published, world, job_id))  # `until` would move time
         assert site.uploads == len(site.media) == len(site.updates) == 4
         assert (world.coordinator.publisher.published + other.publisher.published).total() == 4
+
+
+async def _is_published(world: World, job_id: str) -> bool:
+    one = await told(world, job_id)
+    return one is not None and one["published_at"] is not None
 
 
 async def test_a_try_that_was_stopped_does_nothing_beside_the_one_that_took_over(rig: Rig) -> None:
@@ -429,72 +490,3 @@ async def test_who_sees_and_does_what(rig: Rig) -> None:
 
 
 WHO = (("admin", "boss"), ("viewer", "eyes"), ("publisher", "else"))
-
-
-# ---- texts, images, settings
-
-
-@pytest.mark.parametrize(
-    ("text", "html"),
-    [
-        ("<script>alert(1)</script>", "<p>&lt;script&gt;alert(1)&lt;/script&gt;</p>\n"),
-        ("[x](javascript:alert(1))", "<p>[x](javascript:alert(1))</p>\n"),
-        ("![a *b*](https://elsewhere.example/x.png)", "<p><em>a b</em></p>\n"),
-        ("![boats](./hero.png)", '<p><img src="https://blog.example/hero.png" alt="boats"></p>\n'),
-        ("| a |\n|---|\n| ~~b~~ |", None),
-        (
-            '[x](https://a.example "t\\"onclick=x")',
-            '<p><a href="https://a.example" title="t&quot;onclick=x">x</a></p>\n',
-        ),
-    ],
-)
-def test_a_text_becomes_html_that_nobody_has_to_fear(text: str, html: str | None) -> None:
-    made_html = render(text, {"hero.png": "https://blog.example/hero.png"})
-    assert html is None or made_html == html
-    assert html is not None or "<table>" in made_html
-
-
-def test_an_image_is_made_smaller_or_not_at_all() -> None:
-    assert (smaller(picture(size=600)) or b"").startswith(b"\xff\xd8\xff")
-    assert smaller(b"\x89PNG and then nothing") is None
-    assert smaller(b"<svg/>") is None
-
-
-def test_an_address_joins_what_has_a_question_mark_already() -> None:
-    asked = {"slug": "a b"}
-    assert (
-        address("https://b.example/wp-json/", "/wp/v2/media", asked) == "https://b.example/wp-json/wp/v2/media?slug=a+b"
-    )
-    plain = "https://b.example/index.php?rest_route=/"
-    assert address(plain, "/wp/v2/media", asked) == "https://b.example/index.php?rest_route=/wp/v2/media&slug=a+b"
-    assert address(plain, "/wp/v2/media", {}) == "https://b.example/index.php?rest_route=/wp/v2/media"
-
-
-@pytest.mark.parametrize(
-    ("given", "fault"),
-    [
-        ({"url": "http://blog.example"}, "not https"),
-        ({"url": "ftp://blog.example"}, "not https"),
-        ({"url": "https://user:x@blog.example"}, "not https"),
-        ({"app_password_file": "x"}, "either app_password or"),
-        ({"app_password": None}, "either app_password or"),
-        ({"user": "a:b"}, "user"),
-        ({"status": "trash"}, "status"),
-        ({"passwort": "x"}, "passwort"),
-    ],
-)
-def test_a_site_that_is_named_wrong_is_refused(given: dict[str, Any], fault: str) -> None:
-    right = {"url": "https://blog.example", "user": "tandem", "app_password": PASSWORD}
-    WordPressSite.model_validate(right)
-    with pytest.raises(ValidationError, match=fault) as raised:
-        WordPressSite.model_validate(right | given)
-    assert PASSWORD not in str(raised.value)
-
-
-def test_a_password_may_lie_in_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "password"
-    site = WordPressSite(url="https://blog.example", user="tandem", app_password_file=path)
-    with pytest.raises(ConfigurationError, match="app_password_file"):
-        site.password()
-    path.write_text(f"{PASSWORD}\n")
-    assert site.password() == PASSWORD

@@ -22,7 +22,6 @@ from coordinator.publishing.verdicts import (
     MovedError,
     PublishingError,
     TooLargeError,
-    asked_s,
     content_of,
 )
 from tests.support.fake_wordpress import PASSWORD, Account, FakeWordPress, fake_wordpress
@@ -218,9 +217,15 @@ def test_the_pauses_that_answers_ask_for() -> None:
     assert (down.after_s, down.few) == (600, False)
     assert mismatch.few
     assert fatal.after_s == 60
-    assert asked_s("Sun, 29 Nov 2026 21:01:00 GMT", NOW) == 60
-    assert asked_s("99999999", NOW) == 3600
-    assert asked_s("soon", NOW) == asked_s(None, NOW) == 0
+    for header, after_s in (("Sun, 29 Nov 2026 21:01:00 GMT", 60), ("99999999", 3600), ("soon", 0)):
+        with pytest.raises(AgainError) as raised:
+            content_of(Answer(503, {"Retry-After": header}, b""), NOW)
+        assert raised.value.after_s == after_s
+
+
+def test_a_long_answer_is_read_once() -> None:
+    answer = Answer(200, {}, b'<b>Warning</b>{"id": 7}')
+    assert content_of(answer, NOW) is answer.json
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def test_every_fault_is_said_at_once(tmp_path: Path) -> None:
     wehn = "true"
     when = "body.post["
     values.title = "nosuch("
+    values.wanted = "body.ready && !body.post.done"
     jobs.article.prompt = "{{% for x in %}}"
     jobs.article.fields.sepc = "body.x"
     jobs.article.submission.key = "mine"
@@ -53,6 +54,7 @@ def test_every_fault_is_said_at_once(tmp_path: Path) -> None:
         "sources.three.wehn",
         "sources.three.when: not JMESPath",
         "sources.three.values.title: not JMESPath",
+        "sources.three.values.wanted: !a.b is (!a).b",
         "sources.three.jobs.article.prompt: not a template",
         "'sepc' is no field of a submission",
         "'key' is no field of a submission",

@@ -51,3 +51,5 @@ def test_the_example_of_the_docs_becomes_what_it_says(tmp_path: Path) -> None:
         "prompt": "A photograph of A chair, oak",
     }
     assert map_event("shop", rules, Event({**event, "user": "tandem"}, {})).ignored == "own write-back"
+    without = {**product, "picture_wanted": False}
+    assert map_event("shop", rules, Event({**event, "product": without}, {})).ignored == "no picture wanted"

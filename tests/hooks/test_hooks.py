@@ -3,12 +3,16 @@
 import asyncio
 import io
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from yarl import URL
 
+from coordinator.hooks.config import Source, load
+from coordinator.hooks.hooks import Hooks
+from coordinator.hooks.mapper import MapperDownError
 from coordinator.hooks.mapping import Event, map_event
 from tests.hooks.conftest import Open
 from tests.hooks.senders import PLAIN, WHSEC, body_of, standard
@@ -259,3 +263,48 @@ async def test_a_mapper_that_was_killed_is_there_again_for_the_next_event(open_h
         mapper._process.kill()
 
         await send(site, {"id": 8, "topic": "harbour"}, expect=202)
+
+
+async def test_a_machine_without_room_for_a_mapper_has_events_sent_again(
+    open_hooks: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_hooks(own()) as site:
+        assert site.context.hooks is not None
+        mapper = site.context.hooks._mappers["own"]
+        assert mapper._process is not None
+        with monkeypatch.context() as starts_nothing:
+            starts_nothing.setattr("coordinator.hooks.mapper.sys.executable", "/nowhere/python")
+            mapper._process.kill()
+            told = await send(site, {"id": 7, "topic": "harbour"}, expect=503)
+            assert "can't be started" in told["error"]["message"]
+
+        await send(site, {"id": 7, "topic": "harbour"}, expect=202)
+
+
+async def test_no_mapper_stays_when_another_can_not_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "sources.toml"
+    file.write_text(own())
+    monkeypatch.setattr(Source, "rules", _only_once(monkeypatch, Source.rules))
+    hooks = Hooks(load(file), submit=_nobody, record=_nobody)
+    with pytest.raises(MapperDownError):
+        async with hooks:
+            pass
+    (first,) = hooks._mappers.values()
+    assert first._process is None
+
+
+def _only_once(monkeypatch: pytest.MonkeyPatch, rules: Any) -> Any:
+    """Return the rules; the second time, no process can be started any more."""
+    seen: list[Source] = []
+
+    def asked(source: Source) -> Any:
+        if seen:
+            monkeypatch.setattr("coordinator.hooks.mapper.sys.executable", "/nowhere/python")
+        seen.append(source)
+        return rules(source)
+
+    return asked
+
+
+async def _nobody(*_: Any) -> Any:
+    raise AssertionError

@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import orjson
 import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from shared import client_wait
 from shared.client import Client, RefusedRequestError, ResultMessage, Submitted
 from shared.errors import ConfigurationError, TandemError, UnreachableError
 from tests.support.puppet import WAIT_S
@@ -52,7 +55,7 @@ def refusal(code: str) -> dict[str, Any]:
 
 
 async def test_waiting_outlives_a_proxy_that_speaks_for_the_coordinator() -> None:
-    away = ((502, "<h1>Bad Gateway</h1>"), (503, refusal("ledger_down")), (504, ""))
+    away = ((502, "<h1>Bad Gateway</h1>"), (502, {"error": "bad gateway"}), (503, refusal("ledger_down")), (504, ""))
     async with served(answering(*away, (200, JOB))) as url, Client(url, "t") as client:
         job = await asyncio.wait_for(client.wait(JOB_ID), WAIT_S)
     assert job.result == {"text": "# Done"}
@@ -74,6 +77,50 @@ async def test_a_job_that_was_taken_without_the_ledger_is_waited_for_until_it_is
     assert (sent.how, job.state) == ("queued", "completed")
 
 
+async def test_once_it_was_admitted_it_is_like_any_other() -> None:
+    answers = ((202, {"id": str(JOB_ID), "state": "queued"}), (200, JOB), (404, refusal("not_found")))
+    async with served(answering(*answers)) as url, Client(url, "t") as client:
+        sent = await client.submit(ARTICLE)
+        await asyncio.wait_for(client.wait(sent.id), WAIT_S)
+        with pytest.raises(RefusedRequestError):
+            await asyncio.wait_for(client.wait(sent.id), WAIT_S)
+
+
+async def test_however_many_wait_one_stream_wakes_each_for_its_own_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_wait, "_ASK_S", 3600.0)
+    monkeypatch.setattr(client_wait, "_HEARING_S", 3600.0)
+    jobs = [UUID(int=number) for number in range(150)]  # more than the connections of a session
+    asked, states, over = Counter[str](), dict.fromkeys(map(str, jobs), "pending"), asyncio.Event()
+    streams: list[web.StreamResponse] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/events":
+            streams.append(web.StreamResponse())
+            await streams[-1].prepare(request)
+            await streams[-1].write(b": listening\n\n")
+            await over.wait()
+            return streams[-1]
+        job_id = request.path.rpartition("/")[2]
+        asked[job_id] += 1
+        return web.json_response({**JOB, "id": job_id, "state": states[job_id]})
+
+    async def completed(*done: UUID) -> None:
+        for job_id in map(str, done):
+            states[job_id] = "completed"
+            await streams[0].write(b"event: completed\ndata: %b\n\n" % orjson.dumps({"job_id": job_id}))
+
+    async with served(handler) as url, Client(url, "t") as client, asyncio.TaskGroup() as group:
+        waits = [group.create_task(client.wait(job_id), name="wait") for job_id in jobs]
+        await eventually(lambda: asked.total() == 2 * len(jobs))  # before events were heard, and once they are
+        await completed(jobs[0])
+        assert (await asyncio.wait_for(waits[0], WAIT_S)).id == jobs[0]
+        await completed(*jobs[1:])
+        await asyncio.wait_for(asyncio.gather(*waits), WAIT_S)
+        over.set()
+    assert set(asked.values()) == {3}
+    assert len(streams) == 1
+
+
 async def test_an_answer_that_does_not_come_is_unreachable() -> None:
     never = asyncio.Event()
 
@@ -87,18 +134,39 @@ async def test_an_answer_that_does_not_come_is_unreachable() -> None:
         never.set()
 
 
-async def test_a_file_may_take_longer_than_an_answer_as_long_as_it_comes() -> None:
-    async def slowly(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for _ in range(4):
-            await asyncio.sleep(0.5)
-            await response.write(b"part")
-        return response
+class MovedLoop(asyncio.SelectorEventLoop):
+    """A loop on which time passes when a test says so, beside what passes by itself."""
 
-    async with served(slowly) as url, Client(url, "t", timeout_s=1.5) as client:
-        content = b"".join([chunk async for chunk in client.artifact(JOB_ID, "a.txt")])
-    assert content == b"part" * 4
+    passed_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.passed_s
+
+
+def test_a_file_may_take_longer_than_an_answer_as_long_as_it_comes() -> None:
+    async def read(loop: MovedLoop) -> bytes:
+        taken = asyncio.Event()
+
+        async def slowly(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for _ in range(4):
+                await response.write(b"part")
+                await taken.wait()
+                taken.clear()
+            return response
+
+        content = b""
+        async with served(slowly) as url, Client(url, "t", timeout_s=60.0) as client:
+            async for chunk in client.artifact(JOB_ID, "a.txt"):
+                content += chunk
+                loop.passed_s += 25.0
+                taken.set()
+        return content
+
+    loop = MovedLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        assert runner.run(read(loop)) == b"part" * 4
 
 
 async def test_a_file_that_is_cut_off_is_no_file() -> None:
@@ -117,14 +185,17 @@ async def test_a_file_that_is_cut_off_is_no_file() -> None:
 
 async def test_what_is_no_json_and_who_is_no_tandem_fails_no_other_submission() -> None:
     created = {"id": str(JOB_ID), "state": "pending"}
-    answers = ((200, "<h1>Welcome</h1>"), (201, created))
+    answers = ((200, "<h1>Welcome</h1>"), (200, ["Welcome"]), (502, {"error": "bad gateway"}), (201, created))
     async with served(answering(*answers)) as url, Client(url, "t") as client:
-        outcomes = await client.submit_many([{**ARTICLE, "labels": {1}}, ARTICLE, ARTICLE], at_once=1)
-    unsent, strange, sent = outcomes
+        outcomes = await client.submit_many([{**ARTICLE, "labels": {1}}, *[ARTICLE] * 4], at_once=1)
+    unsent, *strange, refused, sent = outcomes
     assert isinstance(unsent, RefusedRequestError)
     assert unsent.status == 422
-    assert isinstance(strange, TandemError)
-    assert "does not answer as a Tandem coordinator does" in str(strange)
+    for outcome in strange:
+        assert isinstance(outcome, TandemError)
+        assert "does not answer as a Tandem coordinator does" in str(outcome)
+    assert isinstance(refused, RefusedRequestError)
+    assert (refused.status, str(refused)) == (502, "HTTP 502")
     assert isinstance(sent, Submitted)
 
 

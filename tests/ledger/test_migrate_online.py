@@ -5,11 +5,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import asyncpg
+import pytest
 import pytest_asyncio
 from alembic import command
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 
 from coordinator.embedded import EmbeddedPostgres
 from coordinator.ledger.migrate import config, migrate
+from coordinator.ledger.migrations.online import make_index
 from tests.bench.filling import fill
 from tests.ledger.test_migrations import catalog, engine
 from tests.support.ledger import database
@@ -116,6 +124,20 @@ async def test_an_index_that_was_left_half_made_is_made_again(released: str, led
 
         assert await other.fetchval(_INVALID) == 0
     assert await catalog(released) == await catalog(ledger_dsn)
+
+
+async def test_after_an_index_that_failed_nobody_waits_without_limit(released: str) -> None:
+    def fail(connection: Connection) -> None:
+        with Operations.context(MigrationContext.configure(connection)):
+            make_index("no_such_index", "job", ["no_such_column"])
+
+    limited = asyncpg.connect(released, server_settings={"lock_timeout": "1234ms"})
+    made = create_async_engine("postgresql+asyncpg://", async_creator=lambda: limited, poolclass=NullPool)
+    async with made.connect() as connection:
+        with pytest.raises(DBAPIError, match="no_such_column"):
+            await connection.run_sync(fail)
+        await connection.rollback()
+        assert await connection.scalar(text("SHOW lock_timeout")) == "1234ms"
 
 
 async def _some_index_waits(connection: asyncpg.Connection) -> bool:

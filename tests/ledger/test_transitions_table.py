@@ -839,3 +839,15 @@ def test_a_grace_is_a_full_lease_and_not_more() -> None:
     long = _HELD._replace(lease_expires_at=NOW + timedelta(seconds=700))
     after = decide(long, Grace(job_id=ID), NOW, POLICY).job
     assert after.lease_expires_at == NOW + timedelta(seconds=POLICY.lease_ttl_s)
+
+
+@pytest.mark.parametrize(
+    "verdict", [Approve(job_id=ID, actor="ann"), Reject(job_id=ID, actor="ann", again=True)], ids=["approve", "reject"]
+)
+def test_a_verdict_counts_for_the_result_that_was_seen(verdict: Approve | Reject) -> None:
+    job = SITUATIONS["review"]
+    for epoch in (job.epoch - 1, job.epoch + 1):
+        decision = decide(job, replace(verdict, epoch=epoch), NOW, POLICY)
+        assert decision == Decision(job, Nothing("the result is another one by now"))
+    for epoch in (job.epoch, None):
+        assert decide(job, replace(verdict, epoch=epoch), NOW, POLICY).answer == Done()

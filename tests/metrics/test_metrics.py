@@ -24,6 +24,7 @@ from tests.support.world import world as open_world
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "grafana"
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
+_PUBLISHED = ("published", "failed", "given_up")
 Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -158,10 +159,10 @@ def told(made: Metrics, **more: Any) -> Values:
             "denied": {},
             "verdicts": {},
             "callbacks_failed": {},
-            "publications_failed": {"blog": 2},
             "set_aside": 0,
         },
         "hooks": {"blog": {"taken": 3, "refused": 1}},
+        "publishing": {"blog": {"published": 5, "failed": 2, "given_up": 1}, "shop": dict.fromkeys(_PUBLISHED, 0)},
     }
     return read(made.exposition(Reading(status=status, ready=True, **more)).decode())
 
@@ -212,7 +213,10 @@ def test_what_a_cms_sends_and_what_goes_back_is_told_by_source() -> None:
     found = told(Metrics(), counts={}, publications=undone)
     assert value(found, "tandem_hook_events_total", source="blog", end="taken") == 3
     assert value(found, "tandem_hook_events_total", source="blog", end="refused") == 1
+    assert value(found, "tandem_publications_done_total", source="blog") == 5
     assert value(found, "tandem_publications_failed_total", source="blog") == 2
+    assert value(found, "tandem_publications_given_up_total", source="blog") == 1
+    assert value(found, "tandem_publications_given_up_total", source="shop") == 0
     assert value(found, "tandem_publications_undone", source="blog", state="waiting") == 4
     assert value(found, "tandem_publications_undone", source="blog", state="failed") == 1
     assert value(found, "tandem_site_paused", source="blog") == 1
@@ -294,9 +298,22 @@ def test_the_docs_name_every_metric_and_every_alert() -> None:
             assert rule["alert"] in text
     made = Metrics()
     families = {family.name for family in made.registry.collect()}
-    read_too = ("tandem_ready", "tandem_jobs", "tandem_kind_jobs", "tandem_hook_events", "tandem_publications_failed")
+    read_too = ("tandem_ready", "tandem_jobs", "tandem_kind_jobs", "tandem_hook_events")
     families |= {*read_too, "tandem_publications_undone", "tandem_site_paused"}
-    assert all(family in text for family in families | set(metrics._COUNTED))
+    assert all(family in text for family in families | set(metrics._COUNTED) | set(metrics._PUBLISHING))
+
+
+def test_the_docs_give_a_metric_of_publications_the_labels_that_it_has() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
+    undone = [{"source": "blog", "waiting": 4, "failed": 1, "paused": True}]
+    found = told(Metrics(), counts={}, publications=undone)
+    rows = [row.split("|")[1:3] for row in text.splitlines() if re.match(r"\| `tandem_(publications|site)_", row)]
+    said = {name: set(re.findall(r"`(\w+)`", labels)) for names, labels in rows for name in names_in(names)}
+    assert said == {
+        name.removesuffix("_total"): {label for label, _ in labels}
+        for name, labels in found
+        if name.startswith(("tandem_publications_", "tandem_site_"))
+    }
 
 
 @pytest.mark.parametrize("answer", ["401", "200"])

@@ -168,6 +168,22 @@ async def test_results_are_reviewed_one_after_the_other(world: World, browser_pa
     assert [a["note"] for a in (await world.job(jobs[0]))["actions"]] == ["Good."]
 
 
+async def test_a_verdict_is_on_the_result_that_the_open_page_shows(world: World, browser_page: BrowserPage) -> None:
+    mini = await world.puppet("mini")
+    job_id = await reviewed(world, mini, "About bees.")
+    page = await browser_page()
+    await page.goto(f"/jobs/{job_id}")
+    await expect(page.locator(".result")).to_contain_text("About bees.")
+    await world.act(job_id, "retry")
+    held = await mini.take()
+    await held.report(result={"text": "About wasps."})
+    await expect(page.locator(".result")).to_contain_text("About wasps.")
+    assert await page.locator('input[name="epoch"]').evaluate_all("all => all.map(one => one.value)") == ["2", "2"]
+    await answer(page, "Approve", "Approve this job")
+    await expect(page.get_by_role("status").filter(has_text="Approved.")).to_be_visible()
+    assert (await world.job(job_id))["state"] == "completed"
+
+
 async def test_a_job_is_submitted_by_form(world: World, browser_page: BrowserPage) -> None:
     page = await browser_page()
     await page.get_by_role("link", name="Submit", exact=True).click()

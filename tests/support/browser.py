@@ -81,8 +81,8 @@ async def log_in(page: Page, token: str) -> None:
 
 
 async def picture(page: Page, name: str, otherwise: Path) -> Path:
-    """Take a picture of the whole page into the folder that TANDEM_PICTURES names, else `otherwise`."""
-    folder = Path(os.environ.get("TANDEM_PICTURES") or otherwise)
+    """Take a picture of the whole page into the folder that PICTURES names, else `otherwise`."""
+    folder = Path(os.environ.get("PICTURES") or otherwise)
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     path = folder / f"{name}.png"
     await page.screenshot(path=path, full_page=True)

@@ -45,6 +45,7 @@ class FakeWordPress:
 
     mood: Mood = "well"
     users: dict[str, Account] = field(default_factory=lambda: {"tandem": Account(2, PASSWORD)})
+    link: str | None = None  # the home page's Link header, if it is not the right one
     drops_authorization: bool = False  # as CGI set-ups do
     media: dict[int, dict[str, Any]] = field(default_factory=dict)
     contents: dict[int, bytes] = field(default_factory=dict)
@@ -134,7 +135,7 @@ class FakeWordPress:
             )
         root = f"{self.url}/index.php?rest_route=/" if self.mood == "plain permalinks" else f"{self.url}/wp-json/"
         page = web.Response(text="<html><title>Lab blog</title></html>", content_type="text/html")
-        page.headers["Link"] = f'<{root}>; rel="https://api.w.org/"'
+        page.headers["Link"] = self.link or f'<{root}>; rel="https://api.w.org/"'
         return page
 
     def _down(self, request: web.Request) -> web.Response:

@@ -84,7 +84,7 @@ def test_the_audit_beside_tandem_up_is_told_where_the_files_are_and_what_counts_
     )
     (tmp_path / "identities").mkdir()
     (tmp_path / "identities" / "coordinator.seed").write_text("SUA")
-    connection = {"http": "http://127.0.0.1:1", "nats": "nats://127.0.0.1:2", "postgres": "postgres://x"}
+    connection = {"http": "http://127.0.0.1:1", "nats": "nats://127.0.0.1:2", "postgres": "postgres://x", "tokens": {}}
     (tmp_path / "connection.json").write_bytes(orjson.dumps(connection))
     (tmp_path / "audit.json").write_bytes(orjson.dumps(_for_the_audit(running)))
     audited = _settings_of(tmp_path)

@@ -1,6 +1,7 @@
 """Lines about a job are found from the newest backwards, over files, whatever else stands in them."""
 
 import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ OTHER = uuid.UUID("01970000-0000-7000-8000-000000000002")
 
 def _line(number: int, job_id: uuid.UUID = JOB, **more: Any) -> bytes:
     at = f"2026-11-30T00:{number // 60 % 60:02}:{number % 60:02}.{number:06}Z"
-    return orjson.dumps({"job_id": str(job_id), "n": number, "timestamp": at, **more}) + b"\n"
+    return orjson.dumps({"job_id": str(job_id), "n": number, "timestamp": at} | more) + b"\n"
 
 
 def _numbers(found: list[dict[str, Any]]) -> list[int]:
@@ -81,3 +82,18 @@ def test_a_search_reads_only_so_many_bytes(tmp_path: Path, monkeypatch: pytest.M
 
 def test_without_a_file_there_are_no_lines(tmp_path: Path) -> None:
     assert LogLines(None).find(JOB, 10) == LogLines(tmp_path / "none").find(JOB, 10) == []
+
+
+def test_what_is_from_well_before_the_job_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "_BLOCK", 1000)
+    path = tmp_path / "log.jsonl"
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    lines = [_line(n, timestamp=(begin + timedelta(minutes=n)).isoformat()) for n in range(1000)]
+    path.write_bytes(b"".join(lines[500:]) + lines[999][:20])
+    (tmp_path / "log.jsonl.1").write_bytes(b"".join(lines[:500]))
+    found = _numbers(LogLines(path).find(JOB, 2000, begin + timedelta(minutes=700)))
+    assert found[-1] == 999
+    assert 600 < found[0] <= 640, "by clocks that are an hour apart, and a block"
+    path.write_bytes(b"".join(lines[500:]))
+    found = _numbers(LogLines(path).find(JOB, 2000, datetime(9999, 1, 1, tzinfo=UTC)))
+    assert found == [], "all of it is older than an hour"

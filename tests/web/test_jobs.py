@@ -158,7 +158,7 @@ async def test_a_text_finds_ids_keys_label_values_and_words_of_errors(site: Web)
     assert await ids('a "b" \\c') == {labelled}
     assert await ids("no_model") == await ids("LLAMA nobody") == {failed}
     assert await ids("llama", state="pending") == set()
-    for start in (str(keyed), str(keyed).upper(), str(keyed)[:13]):
+    for start in (str(keyed), str(keyed).upper(), str(keyed)[:13], keyed.hex, keyed.hex[:9], keyed.hex[:20]):
         assert keyed in await ids(start)
     assert await ids("%_nothing'\\") == set()
 

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import aiohttp
 import pytest
@@ -210,3 +211,14 @@ def test_the_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     path.write_text("short\n")
     with pytest.raises(ConfigurationError, match="32 bytes"):
         session_key(path)
+
+
+async def test_a_form_in_a_charset_that_nobody_knows_is_refused(guarded: Web) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded; charset=nonsense"}
+    await guarded.call("POST", "/login", headers=headers, data=b"token=x", expect=400)
+
+
+async def test_after_the_login_one_comes_to_no_address_that_only_takes_forms(guarded: Web) -> None:
+    path = f"/jobs/{UUID(int=1)}/cancel"
+    async with guarded.client.post(path, headers=PAGE, allow_redirects=False) as answer:
+        assert answer.headers["Location"] == "/login?next=%2F"

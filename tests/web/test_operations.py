@@ -13,6 +13,7 @@ from shared.errors import LedgerDownError
 from shared.states import Verdict
 from shared.subjects import consumer_of, lane_of
 from shared.wire import Presence
+from tests.support.ledger import set_clock_offset
 from tests.support.web import Web
 
 
@@ -50,6 +51,22 @@ async def test_lanes_are_shown_with_what_is_in_them(site: Web) -> None:
     assert (llama["name"], llama["paused"]) == ("article.llama3-1-8b", False)
     assert (llama["waiting"], llama["offered"]) == (2, 2)  # a window of two was offered at once
     assert llama["waits_s"] >= 0
+
+
+async def test_a_job_that_is_offered_and_that_nobody_takes_waits_too(site: Web) -> None:
+    await site.submit(model="llama9")
+    await set_clock_offset(site.pool, 600)
+    (lane,) = (await site.call("GET", "/v1/lanes"))["lanes"]
+    assert (lane["waiting"], lane["offered"]) == (0, 1)
+    assert lane["waits_s"] >= 600
+
+
+async def test_the_page_names_every_kind_that_a_worker_makes_with_any_model(site: Web) -> None:
+    await _announce(site, capabilities=[{"kind": "article", "models": ["*"]}, {"kind": "image", "models": ["*"]}])
+    async with site.client.get("/workers") as answer:
+        page = await answer.text()
+    assert "article: any" in page
+    assert "image: any" in page
 
 
 @pytest.mark.parametrize("order", ["drain", "pause", "resume"])
@@ -222,3 +239,18 @@ async def test_a_question_that_failed_is_asked_again() -> None:
 async def test_without_a_token_no_metrics_are_told(guarded: Web) -> None:
     await guarded.call("GET", "/metrics", expect=401)
     await guarded.call("GET", "/metrics", token="publisher", expect=403)
+
+
+async def test_no_more_answers_are_kept_than_the_newest() -> None:
+    now, asked = 0.0, 0
+
+    async def question() -> int:
+        nonlocal asked
+        asked += 1
+        return asked
+
+    sparing = Sparing(lambda: now)
+    for number in (*range(300), 0):
+        await sparing.ask(str(number), question, good_s=10.0)
+    assert asked == 301, "the first is forgotten"
+    assert await sparing.ask("299", question, good_s=10.0) == 300

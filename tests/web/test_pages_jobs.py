@@ -2,6 +2,7 @@
 
 import html
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 from uuid import UUID, uuid4
@@ -9,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from coordinator.ledger.model import Heartbeat
+from coordinator.web import pages_job
 from tests.support.web import TOKENS, Web, artifact
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -315,3 +317,35 @@ async def test_a_form_without_its_token_does_nothing(site: Web) -> None:
     for path in (f"/jobs/{job_id}/cancel", "/jobs/actions", "/submit", f"/jobs/{job_id}/callback"):
         await site.call("POST", path, data={"job": str(job_id), "action": "cancel"}, expect=403)
     assert await state(site, job_id) == "pending"
+
+
+@pytest.mark.parametrize("query", ["text=%00", "label=a:%00", "kind=%00", "model=a%00", "worker=%00"])
+async def test_a_filter_with_nul_is_refused(site: Web, query: str) -> None:
+    page = await site.call("GET", f"/jobs?{query}", expect=400)
+    assert "must not contain NUL" in page
+
+
+@pytest.mark.parametrize("source", ["%00", "a%00b", "A", "a" * 64, "-a"])
+async def test_a_site_of_no_source_is_not_found(site: Web, source: str) -> None:
+    for method, path in (
+        ("GET", "/sites/{}/check"),
+        ("POST", "/sites/{}/check"),
+        ("POST", "/v1/publications/{}/check"),
+    ):
+        await site.call(method, path.format(source), expect=404)
+
+
+async def test_the_log_files_are_searched_once_for_many_drawings_of_a_page(site: Web) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    async def lines(*what: Any) -> list[dict[str, Any]]:
+        asked.append(what)
+        return [{"event": "said", "n": len(asked)}]
+
+    context = replace(site.context, log_lines=lines)
+    jobs = [await site.submit(), await site.submit()]
+    for job_id in jobs * 3:
+        shown = await pages_job.everything(context, job_id)
+        assert shown["lines"] == [{"event": "said", "n": jobs.index(job_id) + 1}]
+    created = await site.pool.fetch("SELECT id, 200, created_at FROM job ORDER BY created_at")
+    assert asked == [tuple(row) for row in created]

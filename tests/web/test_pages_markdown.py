@@ -65,3 +65,9 @@ def _acts_not(html: str) -> None:
         assert name in TAGS, html
         assert not re.search(r"(?i)(?:^|\s)(?:on\w+|style|src|id|class)\s*=", re.sub(r'"[^"]*"', "", attributes)), html
         assert not re.search(r'(?i)href\s*=\s*"\s*(?!https?:|mailto:)', attributes), html
+
+
+def test_a_text_that_was_rendered_is_not_rendered_again() -> None:
+    text = "*Once* " * 100
+    assert render_markdown(text) is render_markdown(text)
+    assert render_markdown("a" * MOST) is render_markdown("a" * MOST + "b"), "no more is kept than is shown"

@@ -6,7 +6,7 @@ is left alone.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -37,5 +37,10 @@ def _beside() -> Iterator[None]:
     """Leave the transaction, and wait as long as others' transactions last: who waits here blocks nobody."""
     with op.get_context().autocommit_block():
         op.execute("SET lock_timeout = 0")
-        yield
+        try:
+            yield
+        except sa.exc.DBAPIError:
+            with suppress(sa.exc.SQLAlchemyError):  # the connection may be lost: that is said by what is raised
+                op.execute("RESET lock_timeout")
+            raise
         op.execute("RESET lock_timeout")

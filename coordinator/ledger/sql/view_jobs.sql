@@ -19,7 +19,10 @@ WITH wanted AS MATERIALIZED (
         AND ($10::text IS NULL OR j.labels @> $10::text::jsonb)
         AND (
             $11::text IS NULL
-            OR starts_with(j.id::text, lower($11))
+            OR (
+                replace(lower($11), '-', '') ~ '^[0-9a-f]{1,32}$'
+                AND starts_with(replace(j.id::text, '-', ''), replace(lower($11), '-', ''))
+            )
             OR starts_with(j.key, $11)
             OR EXISTS (SELECT FROM jsonb_each_text(j.labels) AS label WHERE label.value = $11)
             OR to_tsvector('simple', (j.error ->> 'code') || ' ' || (j.error ->> 'message'))

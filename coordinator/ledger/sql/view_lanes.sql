@@ -5,7 +5,7 @@ SELECT
     coalesce(waiting.due, 0) AS due,
     coalesce(offered.jobs, 0) AS offered,
     coalesce(processing.jobs, 0) AS processing,
-    extract(epoch FROM tandem_now() - waiting.due_since)::float8 AS waits_s,
+    extract(epoch FROM tandem_now() - least(waiting.due_since, offered.due_since))::float8 AS waits_s,
     extract(epoch FROM waiting.next_due_at - tandem_now())::float8 AS due_in_s
 FROM lane AS l
 LEFT JOIN (
@@ -17,7 +17,8 @@ LEFT JOIN (
     FROM job WHERE state = 'pending' AND offered_at IS NULL GROUP BY lane
 ) AS waiting ON waiting.lane = l.name
 LEFT JOIN (
-    SELECT lane, count(*) AS jobs FROM job WHERE state = 'pending' AND offered_at IS NOT NULL GROUP BY lane
+    SELECT lane, count(*) AS jobs, min(run_after) AS due_since
+    FROM job WHERE state = 'pending' AND offered_at IS NOT NULL GROUP BY lane
 ) AS offered ON offered.lane = l.name
 LEFT JOIN (
     SELECT lane, count(*) AS jobs FROM job WHERE state = 'processing' GROUP BY lane
