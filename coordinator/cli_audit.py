@@ -11,7 +11,7 @@ from coordinator import cli_show
 from coordinator.artifact_stores import store_of
 from coordinator.artifacts import ArtifactStore
 from coordinator.audit import RULES, Breach, Limits, look
-from coordinator.ledger.database import open_pool
+from coordinator.ledger.database import lent_pool
 from coordinator.ledger.views import Pool
 from coordinator.repair import repair
 from coordinator.settings import CoordinatorSettings
@@ -75,7 +75,7 @@ async def _reached(settings: CoordinatorSettings) -> AsyncIterator[_Reached]:
     bus = Bus(settings.nats, name="tandem-audit", seed=seed, inbox_prefix="_INBOX.coordinator", tls=tls)
     store = store_of(settings)
     try:
-        async with await open_pool(settings.postgres.get_secret_value(), max_size=4) as pool, bus:
+        async with lent_pool(settings.postgres.get_secret_value(), max_size=4) as pool, bus:
             await bus.wait_connected(10.0)
             yield _Reached(pool, bus, store)
     finally:

@@ -13,7 +13,7 @@ from coordinator.audit import Breach, audit
 from coordinator.cli_show import seconds, size, state, table
 from coordinator.demo_model import MODEL
 from coordinator.demo_screen import summary
-from coordinator.ledger.database import open_pool
+from coordinator.ledger.database import lent_pool
 from coordinator.up import Up
 from shared.client import ArtifactLine, Client, JobView, Rejected, Submitted
 from shared.states import AttemptOutcome, JobState
@@ -51,7 +51,7 @@ async def check(up: Up, client: Client, seen: Seen) -> Checked:
             for job in jobs
             for file in job.artifacts
         ]
-        async with await open_pool(up.postgres.dsn, max_size=2) as pool:
+        async with lent_pool(up.postgres.dsn, max_size=2) as pool:
             breaches = await audit(pool, up.coordinator.bus, store)
     finally:
         store.close()

@@ -200,6 +200,15 @@ def no_such_job(job_id: UUID) -> RefusedError:
     return RefusedError(404, "not_found", f"no job {job_id}")
 
 
+async def visible_job(context: WebContext, request: web.Request, caller: Caller) -> UUID:
+    """Return the id of the job in the path; RefusedError (404) unless there is one that the caller may see."""
+    job_id = job_id_of(request)
+    source = await views.source_of(context.pool, job_id)
+    if source is None or caller.source not in (None, source):
+        raise no_such_job(job_id)
+    return job_id
+
+
 def query_of(request: web.Request, known: frozenset[str]) -> dict[str, list[str]]:
     """Return the query's values by name; RefusedError (400) naming every name that is not known here."""
     found: dict[str, list[str]] = {}

@@ -15,7 +15,7 @@ from coordinator.ledger import views
 from coordinator.ledger.views import Cursor, JobFilter
 from coordinator.web.access import Caller
 from coordinator.web.body import read_body
-from coordinator.web.context import WebContext, bad_query, job_id_of, no_such_job, number_of, query_of
+from coordinator.web.context import WebContext, bad_query, job_id_of, no_such_job, number_of, query_of, visible_job
 from coordinator.web.errors import RefusedError, json_response
 from coordinator.web.job_actions import BODIES, ActionBody, action_words, carry_out, command_of
 from shared.errors import LedgerDownError
@@ -76,14 +76,14 @@ async def show(context: WebContext, request: web.Request, caller: Caller) -> web
 
 async def attempts(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """List every attempt of a job, oldest first."""
-    job_id = await _visible(context, request, caller)
+    job_id = await visible_job(context, request, caller)
     return json_response({"attempts": await views.attempts(context.pool, job_id)})
 
 
 async def heartbeats(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """List the kept heartbeats of a job, newest first."""
     limit = number_of(query_of(request, frozenset({"limit"})), "limit", _BEATS, _MOST_BEATS)
-    job_id = await _visible(context, request, caller)
+    job_id = await visible_job(context, request, caller)
     return json_response({"heartbeats": await views.heartbeats(context.pool, job_id, limit)})
 
 
@@ -91,7 +91,7 @@ async def act(context: WebContext, request: web.Request, caller: Caller) -> web.
     """Cancel, retry, approve, reject or prioritize; answers with the job as it then is, 409 when it does not apply."""
     action, job_id = request.match_info["action"], job_id_of(request)
     command = command_of(action, job_id, caller.name, await _order(request, action))
-    await _visible(context, request, caller)
+    await visible_job(context, request, caller)
     (refused,) = await carry_out(context, [command])
     if refused is not None:
         raise RefusedError(409, "does_not_apply", f"can't {action_words(action)}: {refused}")
@@ -101,13 +101,13 @@ async def act(context: WebContext, request: web.Request, caller: Caller) -> web.
 async def callbacks(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Tell what a job's `callback_url` was told, and what it is still to be told."""
     query_of(request, frozenset())
-    job_id = await _visible(context, request, caller)
+    job_id = await visible_job(context, request, caller)
     return json_response({"callbacks": await views.callbacks(context.pool, job_id)})
 
 
 async def callback_again(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Send a job's last callback again."""
-    job_id = await _visible(context, request, caller)
+    job_id = await visible_job(context, request, caller)
     if not await context.callback_again(job_id, caller.name):
         raise RefusedError(409, "no_callback", f"job {job_id} has told no callback_url anything yet")
     return json_response({"callbacks": await views.callbacks(context.pool, job_id)})
@@ -120,14 +120,6 @@ async def _order(request: web.Request, action: str) -> ActionBody:
         return BODIES.get(action, ActionBody).model_validate_json(body or b"{}")
     except ValidationError as error:
         raise BadMessageError("invalid", faults_of(error)) from None
-
-
-async def _visible(context: WebContext, request: web.Request, caller: Caller) -> UUID:
-    job_id = job_id_of(request)
-    source = await views.source_of(context.pool, job_id)
-    if source is None or caller.source not in (None, source):
-        raise no_such_job(job_id)
-    return job_id
 
 
 async def _view(context: WebContext, request: web.Request, job_id: UUID, source: str | None) -> views.Row | None:

@@ -4,9 +4,8 @@ from typing import Any
 
 from aiohttp import web
 
-from coordinator.ledger import views
 from coordinator.web.access import Caller
-from coordinator.web.context import WebContext, job_id_of, no_such_job, number_of, query_of
+from coordinator.web.context import WebContext, number_of, query_of, visible_job
 from coordinator.web.errors import json_response
 
 _LINES, _MOST = 200, 2000
@@ -14,11 +13,8 @@ _LINES, _MOST = 200, 2000
 
 async def of_job(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """List the log lines about a job, up to `limit`; a publisher sees only the coordinator's, of its own jobs."""
-    job_id = job_id_of(request)
     limit = number_of(query_of(request, frozenset({"limit"})), "limit", _LINES, _MOST)
-    source = await views.source_of(context.pool, job_id)
-    if source is None or caller.source not in (None, source):
-        raise no_such_job(job_id)
+    job_id = await visible_job(context, request, caller)
     lines = await context.log_lines(job_id, limit)
     if caller.source is not None:
         lines = [_for_publisher(line) for line in lines if _is_for(line, caller.source)]

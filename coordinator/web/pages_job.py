@@ -64,7 +64,7 @@ async def everything(context: WebContext, job_id: UUID, source: str | None = Non
         "job": job,
         "why": context.why(job),
         "timeline": timeline(job["attempts"], beats, rejected, await context.queries.now()),
-        "rejected": [{**one, "late_s": _late_s(one, job["attempts"])} for one in rejected],
+        "rejected": rejected,
         "result": await result_of(context, job),
         "pretty": pretty,
         "spec": pretty(job["spec"]),
@@ -84,9 +84,3 @@ async def _lines(context: WebContext, job: views.Row) -> list[dict[str, Any]]:
         lambda: context.log_lines(job["id"], _LINES, job["created_at"]),
         good_s=_LINES_S,
     )
-
-
-def _late_s(rejected: views.Row, attempts: list[views.Row]) -> float | None:
-    """Return how long after the end of its attempt a report came; None for one of an attempt that nobody knows."""
-    ended_at = next((one["ended_at"] for one in attempts if one["epoch"] == rejected["epoch"]), None)
-    return (rejected["at"] - ended_at).total_seconds() if ended_at is not None else None

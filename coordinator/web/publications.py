@@ -4,7 +4,7 @@ from aiohttp import web
 
 from coordinator.ledger import views
 from coordinator.web.access import Caller
-from coordinator.web.context import WebContext, job_id_of, no_such_job, number_of, query_of
+from coordinator.web.context import WebContext, job_id_of, number_of, query_of, visible_job
 from coordinator.web.errors import RefusedError, json_response
 
 _PAGE, _MOST = 50, 500
@@ -13,14 +13,14 @@ _PAGE, _MOST = 50, 500
 async def of_job(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Tell how a job's results are published, and by which steps."""
     query_of(request, frozenset())
-    await _visible(context, request, caller)
+    await visible_job(context, request, caller)
     return json_response({"publications": await views.publications(context.pool, job_id_of(request))})
 
 
 async def again(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Publish a job's last result again, whatever came of it before."""
     job_id = job_id_of(request)
-    await _visible(context, request, caller)
+    await visible_job(context, request, caller)
     if not await context.publish_again(job_id, caller.name):
         msg = f"job {job_id} has nothing that is published, or it is waiting for its next try"
         raise RefusedError(409, "does_not_apply", msg)
@@ -44,10 +44,3 @@ async def check(context: WebContext, request: web.Request, _: Caller) -> web.Res
     if not await context.check_site(source):
         raise RefusedError(409, "does_not_apply", f"the site of {source[:100]!r} is not paused")
     return json_response({"source": source, "order": "check"})
-
-
-async def _visible(context: WebContext, request: web.Request, caller: Caller) -> None:
-    job_id = job_id_of(request)
-    source = await views.source_of(context.pool, job_id)
-    if source is None or caller.source not in (None, source):
-        raise no_such_job(job_id)

@@ -4,6 +4,7 @@ The ledger's clock moves on in steps of one heartbeat, and every holder sends it
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,7 @@ async def test_another_coordinator_takes_over_the_beats_of_one_that_was_killed(w
         await _beat(held)
         await eventually_async(lambda: _beats_in_the_ledger(world, JOBS))
         await other.kill()
+        await eventually_async(lambda: _are_all_heard(world, held))  # once the server has noticed that it is gone
 
     heard = world.coordinator.heartbeats.taken
     for step in range(1, int(AWAY_S / HEARTBEAT_S) + 1):
@@ -94,6 +96,16 @@ async def _beat(held: Sequence[Held]) -> None:
         await one.beat()
     for puppet in {one.puppet for one in held}:
         await puppet.bus.flush()
+
+
+async def _are_all_heard(world: World, held: Sequence[Held]) -> bool:
+    """Send one beat of each; say whether this coordinator had them all."""
+    before = world.coordinator.heartbeats.taken
+    await _beat(held)
+    with suppress(TimeoutError):
+        await eventually(lambda: world.coordinator.heartbeats.taken == before + len(held), within_s=2)
+        return True
+    return False
 
 
 async def _beat_heard(world: World, held: Sequence[Held]) -> None:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from yarl import URL
 
 from tests.support.coordinator_process import coordinator_process, json_lines
-from tests.support.proxy import Proxy
+from tests.support.proxy import proxied
 from tests.support.servers import eventually, own_servers
 
 pytestmark = [pytest.mark.fault(13), pytest.mark.timeout(120)]
@@ -17,20 +16,16 @@ pytestmark = [pytest.mark.fault(13), pytest.mark.timeout(120)]
 async def test_a_coordinator_ends_while_postgres_hangs(tmp_path: Path) -> None:
     async with own_servers(postgres=True) as servers:
         assert servers.postgres is not None
-        url = URL(servers.postgres.dsn)
-        assert url.host is not None
-        assert url.port is not None
-        async with Proxy(url.host, url.port) as proxy:
-            dsn = str(url.with_host("127.0.0.1").with_port(proxy.port))
-            async with (
-                coordinator_process(servers, dsn, tmp_path / "one") as coordinator,
-                aiohttp.ClientSession(coordinator.url) as http,
-            ):
-                proxy.black_hole()
-                async with http.get("/v1/jobs") as answer:  # this connection of the pool hangs
-                    assert answer.status == 503
-                await eventually(lambda: any("ledger" in line.get("event", "") for line in json_lines(coordinator.log)))
+        async with (
+            proxied(servers.postgres.dsn) as (proxy, dsn),
+            coordinator_process(servers, dsn, tmp_path / "one") as coordinator,
+            aiohttp.ClientSession(coordinator.url) as http,
+        ):
+            proxy.black_hole()
+            async with http.get("/v1/jobs") as answer:  # this connection of the pool hangs
+                assert answer.status == 503
+            await eventually(lambda: any("ledger" in line.get("event", "") for line in json_lines(coordinator.log)))
 
-                coordinator.process.send_signal(signal.SIGTERM)
+            coordinator.process.send_signal(signal.SIGTERM)
 
-                assert await coordinator.process.wait() == 0
+            assert await coordinator.process.wait() == 0

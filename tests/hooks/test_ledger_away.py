@@ -5,10 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from yarl import URL
-
 from tests.hooks.senders import SOURCES, body_of, standard
-from tests.support.proxy import Proxy
+from tests.support.proxy import Proxy, proxied
 from tests.support.servers import TandemServers, own_servers
 from tests.support.world import World, eventually_async
 from tests.support.world import world as open_world
@@ -93,13 +91,11 @@ async def behind_a_link(folder: Path) -> AsyncIterator[tuple[World, Proxy, Tande
     """Run a world whose link to Postgres can be cut so that nobody is told."""
     async with own_servers(postgres=True) as servers:
         assert servers.postgres is not None
-        url = URL(servers.postgres.dsn)
-        assert url.host is not None
-        assert url.port is not None
-        async with Proxy(url.host, url.port) as proxy:
-            dsn = str(url.with_host("127.0.0.1").with_port(proxy.port))
-            async with open_world(servers, dsn, folder, sources_file=sources_in(folder)) as world:
-                yield world, proxy, servers
+        async with (
+            proxied(servers.postgres.dsn) as (proxy, dsn),
+            open_world(servers, dsn, folder, sources_file=sources_in(folder)) as world,
+        ):
+            yield world, proxy, servers
 
 
 async def there(world: World) -> list[dict[str, Any]]:

@@ -10,11 +10,24 @@ It starts nothing and touches nothing but its own sockets.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Self
+
+from yarl import URL
 
 _CHUNK = 64 * 1024
 _IN_FLIGHT = 256
+
+
+@asynccontextmanager
+async def proxied(dsn: str) -> AsyncIterator[tuple["Proxy", str]]:
+    """Run a proxy before what a URL names; yields it, and the URL through it."""
+    url = URL(dsn)
+    assert url.host is not None
+    assert url.port is not None
+    async with Proxy(url.host, url.port) as proxy:
+        yield proxy, str(url.with_host("127.0.0.1").with_port(proxy.port))
 
 
 class Proxy:
