@@ -1,7 +1,7 @@
 """The agent of the last release works with the coordinator of today: whole jobs, files, a cancel, orders, a drain.
 
-Its source comes out of the newest tag; it runs in a process of its own, on today's dependencies. Without a tag (none is
-released yet, or a clone without tags) there is nothing to try.
+Its source comes out of the history, at the commit that `tests/golden/VERSION/commit` names (a clone need not have the
+tags); it runs in a process of its own, on today's dependencies. A checkout without that history has nothing to try.
 """
 
 import io
@@ -19,27 +19,30 @@ import pytest_asyncio
 from tests.support.processes import clean_environment
 from tests.support.servers import eventually
 from tests.support.world import World, eventually_async
+from tests.upgrades.messages import GOLDEN
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 
 
-def newest_tag() -> str | None:
-    found = subprocess.run(
-        ["git", "tag", "--list", "v*", "--sort=-version:refname"], cwd=ROOT, check=False, capture_output=True, text=True
-    )
-    return found.stdout.split()[0] if found.returncode == 0 and found.stdout.split() else None
+def newest_release() -> str:
+    """Return the commit of the newest release; the golden files of a version that is not released yet name none."""
+    commits = {path.parent.name: path.read_text().strip() for path in GOLDEN.glob("*/commit")}
+    return commits[max(commits, key=lambda name: tuple(map(int, name.split("."))))]
 
 
-TAG = newest_tag()
-pytestmark = pytest.mark.skipif(TAG is None, reason="no tag v* here: nothing is released, or this clone has no tags")
+COMMIT = newest_release()
+HISTORY = ["git", "cat-file", "-e", f"{COMMIT}^{{commit}}"]
+pytestmark = pytest.mark.skipif(
+    subprocess.run(HISTORY, cwd=ROOT, check=False, capture_output=True).returncode != 0,
+    reason=f"this checkout has no history, or not back to the last release ({COMMIT[:12]})",
+)
 
 
 @pytest.fixture(scope="session", name="release")
 def source_of_the_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    assert TAG is not None
-    folder = tmp_path_factory.mktemp(TAG)
-    packed = subprocess.run(["git", "archive", TAG, "agent", "shared"], cwd=ROOT, check=True, capture_output=True)
+    folder = tmp_path_factory.mktemp("release")
+    packed = subprocess.run(["git", "archive", COMMIT, "agent", "shared"], cwd=ROOT, check=True, capture_output=True)
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as files:
         files.extractall(folder, filter="data")
     return folder
