@@ -37,7 +37,7 @@ from shared.errors import ConfigurationError
 
 _log = structlog.get_logger()
 
-_FOLDER_SETTINGS = ("identities", "secrets", "tokens.json", "sources.toml")
+_FOLDER_SETTINGS = ("identities", "secrets", "tls", "tokens.json", "sources.toml")
 """What of a `tandem up` folder is settings: without them no agent, token or session would be known again."""
 
 

@@ -42,7 +42,11 @@ def register(app: typer.Typer) -> None:
 def up(
     data: Folder = DEFAULT_DATA,
     http: Annotated[str, typer.Option(help="HOST:PORT of page and API; port 0 = any free one.")] = "127.0.0.1:8420",
-    nats: Annotated[str, typer.Option(help="HOST:PORT of NATS; port 0 = any free one.")] = "127.0.0.1:4222",
+    nats: Annotated[str | None, typer.Option(help="HOST:PORT of NATS; port 0 = any free one (127.0.0.1:4222).")] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[:PORT]", help="Serve other machines, which know this one by NAME, by TLS (8443)."),
+    ] = None,
     agents: Annotated[int, typer.Option(min=0, max=64, help="Local agents that sketch, without a model.")] = 0,
     worker: Annotated[
         list[str] | None, typer.Option(help="Make an identity for an agent elsewhere (repeatable).")
@@ -55,7 +59,7 @@ def up(
 
     log.configure(json=json_log)
     names = tuple(f"agent-{number}" for number in range(1, agents + 1))
-    plan = Plan(data=data, http=http, nats=nats, agents=names, workers=tuple(worker or ()))
+    plan = Plan(data=data, http=http, nats=nats, listen=listen, agents=names, workers=tuple(worker or ()))
 
     async def work() -> None:
         stops = Stops()
@@ -275,9 +279,11 @@ def _settings_of(data: Path) -> "CoordinatorSettings":
 
 def _say_up(this: "Up", data: Path, agents: tuple[str, ...]) -> None:
     where = "" if data == DEFAULT_DATA else f" --data {data}"
+    public = this.coordinator.settings.public_url
     lines = [
         f"page     {this.url}/  (log in with the admin token in {data}/tokens.json)",
         f"NATS     {this.nats.url}",
+        *([f"others   {public}/  and {this.coordinator.settings.nats_public_url}"] if public else []),
         f"data     {this.data}",
         f"agents   {', '.join(agents) or 'none here: start with --agents N, or connect one (README)'}",
         f"submit   tandem submit article --prompt 'A walk along the harbour'{where}",

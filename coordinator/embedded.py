@@ -19,8 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import structlog
-
 from coordinator.child import Child
 from coordinator.cluster import binaries, drop_stale_pid, prepare
 from coordinator.identities import Identities, ServerSettings
@@ -28,14 +26,11 @@ from shared.errors import ConfigurationError
 
 __all__ = ["EmbeddedNats", "EmbeddedPostgres", "Identities"]
 
-_log = structlog.get_logger()
-
 READY_S = 30.0
 """A server that is not ready by then has failed to start."""
 
 _POLL_S = 0.01
 _PORT_TRIES = 5
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class _Server(ABC):
@@ -112,7 +107,7 @@ class EmbeddedNats(_Server):
 
     @property
     def url(self) -> str:
-        """Where clients connect: `nats://host:port`, or `tls://`."""
+        """Where clients on this machine connect: `nats://host:port`, or `tls://`."""
         host = "127.0.0.1" if self.host == "0.0.0.0" else self.host  # noqa: S104 - a comparison
         return f"{'tls' if self._tls else 'nats'}://{host}:{self.port}"
 
@@ -121,11 +116,9 @@ class EmbeddedNats(_Server):
         self._child.lock()
         await self._child.stop_orphan(signal.SIGTERM, 10.0)
         shutil.copyfile(nats_conf(), self.folder / "nats.conf")
-        if self._tls is None and self.host not in _LOOPBACK:
-            _log.warning("nats without tls", host=self.host)
         for tries_left in reversed(range(_PORT_TRIES)):
             if self.port == 0:
-                self.port = _free_port(self.host)
+                self.port = free_port(self.host)
             name = self.identities.write_server(self._settings())
             self._child.spawn([nats_server(), "-c", str(self.folder / "nats.conf")], cwd=self.folder)
             if await self._ready(name):
@@ -214,7 +207,7 @@ class EmbeddedPostgres(_Server):
         deadline = asyncio.get_running_loop().time() + READY_S
         while True:
             if self.port == 0:
-                self.port = _free_port(self.host)
+                self.port = free_port(self.host)
             drop_stale_pid(self._data)
             self._child.spawn(self._command(), cwd=self.folder, **owner)
             if await self._ready(deadline):
@@ -296,7 +289,8 @@ async def _greeting(host: str, port: int) -> str:
     return str(info.get("server_name"))
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
+    """Return a port that is free there now."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]

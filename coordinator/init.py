@@ -106,7 +106,7 @@ def answers_of(folder: Path) -> Answers | None:
 
 
 def _check(folder: Path, answers: Answers, programs: Programs) -> None:
-    if not _HOST.fullmatch(answers.host):
+    if not is_host(answers.host):
         msg = f"--host: not a host's name in lower case, like vps.example.org: {answers.host!r}"
         raise ConfigurationError(msg)
     if not _USER.fullmatch(answers.user):
@@ -116,6 +116,11 @@ def _check(folder: Path, answers: Answers, programs: Programs) -> None:
         if not _PATH.fullmatch(str(path)):
             msg = f"{path}: a path of units and configuration may have letters, digits and ._/@+- only"
             raise ConfigurationError(msg)
+
+
+def is_host(name: str) -> bool:
+    """Say whether this is a host's name in lower case."""
+    return _HOST.fullmatch(name) is not None
 
 
 def _claim(folder: Path, answers: Answers) -> None:

@@ -77,6 +77,16 @@ def make_server(folder: Path, name: str, hosts: Sequence[str]) -> None:
     create_private(folder / f"{name}.crt", made.public_bytes(Encoding.PEM))
 
 
+def forget_ending(folder: Path, name: str, *, within: timedelta) -> None:
+    """Remove `<name>.crt` if it ends so soon, so that `make_server` makes another."""
+    path = folder / f"{name}.crt"
+    if (
+        path.exists()
+        and x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc < datetime.now(UTC) + within
+    ):
+        path.unlink()
+
+
 def ends_at(certificate: bytes) -> datetime:
     """Return when a certificate (DER) ends."""
     return x509.load_der_x509_certificate(certificate).not_valid_after_utc

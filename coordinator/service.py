@@ -63,7 +63,7 @@ from coordinator.sweeper import Sweeper
 from coordinator.tokens import Tokens
 from coordinator.upload_tokens import UploadTokens
 from coordinator.web.access import Access, AccessToken, Role, check_listen
-from coordinator.web.app import Runner, WebContext, make_app, serve
+from coordinator.web.app import Runner, Secured, WebContext, make_app, serve
 from coordinator.web.live_hub import Live
 from coordinator.web.rates import Rates
 from coordinator.web.sessions import session_key
@@ -187,8 +187,10 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
     sources = load_if(settings.sources_file)
     settings = settings.model_copy(update={"wordpress": sites_of(sources, settings.wordpress)})
     host, port = _address(settings.http)
+    secured = _secured(settings)
     dsn = settings.postgres.get_secret_value()
-    await _check_listen(host, access, dsn)
+    for one in (host, *([secured.host] if secured else ())):
+        await _check_listen(one, access, dsn)
     await migrate(dsn)
     tokens = UploadTokens.load_or_create(settings.secrets / "upload-token.key")
     async with (
@@ -280,7 +282,7 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
             )
             await access_tokens.once()
             await coordinator.directory.once()  # custom kinds are known before the first submission
-            runner = await serve(make_app(context), host, port)
+            runner = await serve(make_app(context), host, port, secured)
             started: list[asyncio.Task[None]] = []
             try:
                 await _start(coordinator, runner, tasks, started)
@@ -491,6 +493,19 @@ def _bus(settings: CoordinatorSettings, role: str, seed: SecretStr | None) -> Bu
         inbox_prefix=f"_INBOX.{role}",
         tls=tls,
     )
+
+
+def _secured(settings: CoordinatorSettings) -> Secured | None:
+    """Return where to listen by TLS; ConfigurationError for a certificate that can't be used."""
+    if settings.https is None or settings.https_cert is None or settings.https_key is None:
+        return None
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        tls.load_cert_chain(settings.https_cert, settings.https_key)
+    except (OSError, ssl.SSLError) as error:
+        msg = f"https_cert {settings.https_cert}, https_key: {error}"
+        raise ConfigurationError(msg) from None
+    return Secured(*_address(settings.https), tls)
 
 
 def _access(settings: CoordinatorSettings) -> Access:

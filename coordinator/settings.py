@@ -58,6 +58,9 @@ class CoordinatorSettings(BaseSettings):
     replicas: int = Field(default=1, ge=1, le=5)  # of each stream
 
     http: str = "127.0.0.1:8420"  # HOST:PORT; port 0 = any free one
+    https: str | None = None  # HOST:PORT to listen on as well, by TLS; with the two files and public_url
+    https_cert: Path | None = None  # PEM, the chain included
+    https_key: Path | None = None
     public_url: str | None = None  # how agents and readers reach the HTTP side; None = as it listens
     rate_per_s: PositiveFloat = 500.0  # requests of one token; past that and the burst it is answered 429
     rate_burst: PositiveInt = 2000
@@ -151,6 +154,14 @@ class CoordinatorSettings(BaseSettings):
             if 0 < getattr(self, name) < days * _DAY_S:
                 msg = f"{name} must be 0 (for ever) or at least {days * _DAY_S:g} ({days} days)"
                 raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _https_fits(self) -> Self:
+        together = (self.https, self.https_cert, self.https_key, self.https and self.public_url)
+        if any(together) and not all(together):
+            msg = "https, https_cert and https_key go together, and need public_url"
+            raise ValueError(msg)
         return self
 
     @model_validator(mode="after")

@@ -1,6 +1,6 @@
 """`tandem up`: NATS, Postgres, the coordinator and local agents on one data folder, started and stopped in order.
 
-    start   folder's lock → Postgres → NATS → coordinator → agents → connection.json
+    start   folder's lock → certificates → Postgres → NATS → coordinator → agents → connection.json
     stop    connection.json away → agents drain → coordinator → NATS → Postgres
 
 Everything that must last is in the folder, so a later start finds it all. What dies by itself is reported: an agent is
@@ -26,6 +26,7 @@ from coordinator.nats_users import OurServer
 from coordinator.service import Coordinator, running
 from coordinator.settings import CoordinatorSettings
 from coordinator.up_agents import LocalAgents
+from coordinator.up_beyond import host_for, listen_beyond
 from coordinator.up_folder import AUDIT, CONNECTION, only_one, tokens_of, write_private
 from shared.errors import ConfigurationError, TandemError, UnreachableError
 
@@ -38,7 +39,8 @@ SOURCES = "sources.toml"
 """Which CMS may post to /hooks, if this file is in the folder."""
 
 _READY_S = 20.0
-_AUDITED = ("presence_s", "quarantine_failures", "quarantine_s", "quarantine_most_s")
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_AUDITED = ("nats_ca", "presence_s", "quarantine_failures", "quarantine_s", "quarantine_most_s")
 
 
 class ServerDiedError(TandemError):
@@ -51,7 +53,8 @@ class Plan:
 
     data: Path
     http: str = "127.0.0.1:8420"  # HOST:PORT; port 0 = any free one
-    nats: str = "127.0.0.1:4222"
+    nats: str | None = None  # HOST:PORT; None = 4222, on every address if `listen`, else on loopback only
+    listen: str | None = None  # NAME or NAME:PORT, as other machines reach this one, by TLS; None = they don't
     agents: tuple[str, ...] = ()  # local agents to start, by name
     workers: tuple[str, ...] = ()  # identities for agents that are started elsewhere
     coordinator: Mapping[str, Any] = field(default_factory=dict)  # settings that win over the environment
@@ -104,24 +107,34 @@ async def running_up(plan: Plan) -> AsyncIterator[Up]:
     ConfigurationError for what a person must change (folder or port in use), UnreachableError when a server does not
     come up.
     """
-    nats_host, nats_port = address_of(plan.nats, "--nats")
+    host = host_for(plan.listen) if plan.listen is not None else "127.0.0.1"
+    nats_host, nats_port = address_of(plan.nats or f"{host}:4222", "--nats")
     http_host, http_port = address_of(plan.http, "--http")
+    _refuse_beyond(http_host, "--http")
+    if plan.listen is None:
+        _refuse_beyond(nats_host, "--nats")
     data = plan.data.expanduser().resolve()
     async with AsyncExitStack() as stack:
         stack.enter_context(only_one(data))
         (data / CONNECTION).unlink(missing_ok=True)
         _refuse_taken(http_host, http_port, "HTTP", "--http")
-        nats = EmbeddedNats(data, host=nats_host, port=nats_port)
+        beyond = listen_beyond(plan.listen, data) if plan.listen is not None else None
+        if beyond is not None:
+            _refuse_taken(host, beyond.port, "HTTPS", "--listen")
+        nats = EmbeddedNats(data, host=nats_host, port=nats_port, tls=beyond.pair if beyond else None)
         for worker in (*plan.agents, *plan.workers):
             _add_agent(nats, worker)
         nats.identities.add_publisher(SOURCE)
         postgres = await stack.enter_async_context(EmbeddedPostgres(data))
         await _start_nats(stack, nats)
         tokens = tokens_of(data)
-        settings = _settings(plan, data, postgres, nats, tokens)
+        more = {**plan.coordinator, **(beyond.settings(nats.port) if beyond else {})}
+        settings = _settings(plan.http, more, data, postgres, nats, tokens)
         coordinator = await stack.enter_async_context(running(settings, OurServer(nats)))
         await _settled(coordinator)
         environment = {"TANDEM_AGENT_LOG_FILE": "logs/agent.jsonl", **plan.agent_environment}
+        if beyond is not None:
+            environment["TANDEM_AGENT_CA_FILE"] = str(beyond.ca)
         agents = LocalAgents(data / "agents", nats.identities.folder / "agents", nats.url, environment)
         stack.push_async_callback(agents.stop)
         await LocalAgents.stop_orphans_in(data / "agents")
@@ -176,6 +189,13 @@ def _refuse_taken(host: str, port: int, what: str, flag: str) -> None:
             raise ConfigurationError(msg) from None
 
 
+def _refuse_beyond(host: str, flag: str) -> None:
+    """Refuse what would cross a network in the clear; ConfigurationError."""
+    if host not in _LOOPBACK:
+        msg = f"{flag} {host}: for this machine only; --listen NAME serves others, by TLS"
+        raise ConfigurationError(msg)
+
+
 def _taken(host: str, port: int, what: str, flag: str) -> ConfigurationError:
     return ConfigurationError(
         f"{what}: {host}:{port} is in use; stop what listens there, or choose another: {flag} HOST:PORT (port 0 = any)"
@@ -183,18 +203,23 @@ def _taken(host: str, port: int, what: str, flag: str) -> ConfigurationError:
 
 
 def _settings(
-    plan: Plan, data: Path, postgres: EmbeddedPostgres, nats: EmbeddedNats, tokens: Mapping[str, str]
+    http: str,
+    more: Mapping[str, Any],
+    data: Path,
+    postgres: EmbeddedPostgres,
+    nats: EmbeddedNats,
+    tokens: Mapping[str, str],
 ) -> CoordinatorSettings:
     found = data / SOURCES
     return CoordinatorSettings.load(
         None,
-        **{"sources_file": found if found.exists() else None, **_logs(data), **plan.coordinator},
+        **{"sources_file": found if found.exists() else None, **_logs(data), **more},
         postgres=SecretStr(postgres.dsn),
         nats=nats.url,
         nats_seed=SecretStr(nats.identities.coordinator),
         nats_provisioner_seed=SecretStr(nats.identities.provisioner),
         nats_watcher_seed=SecretStr(nats.identities.watcher),
-        http=plan.http,
+        http=http,
         tokens={
             f"publisher:{SOURCE}": SecretStr(tokens["publisher"]),
             "viewer:viewer": SecretStr(tokens["viewer"]),
@@ -226,7 +251,17 @@ def _for_the_audit(settings: CoordinatorSettings) -> dict[str, Any]:
     """Return what `tandem audit` must know besides: where the files are, and when a worker counts as away or broken."""
     names = {*_AUDITED, *(name for name in CoordinatorSettings.model_fields if name.startswith("artifacts_"))}
     given = {name: getattr(settings, name) for name in sorted(names & settings.model_fields_set)}
-    return {name: v.get_secret_value() if isinstance(v, SecretStr) else v for name, v in given.items()}
+    return {name: _plain(value) for name, value in given.items()}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case SecretStr():
+            return value.get_secret_value()
+        case Path():
+            return str(value)
+        case _:
+            return value
 
 
 def _connection(

@@ -5,8 +5,10 @@ through `coordinator.ledger.views`.
 """
 
 import asyncio
+import ssl
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import structlog
 from aiohttp import web
@@ -44,7 +46,7 @@ from coordinator.web.rates import address_of, too_many
 from coordinator.web.sessions import ACCESS, session_of
 from shared.ids import NAME_PATTERN
 
-__all__ = ["Runner", "WebContext", "make_app", "serve"]
+__all__ = ["Runner", "Secured", "WebContext", "make_app", "serve"]
 
 _IDLE_S = 75.0
 """A connection without a whole request head for this long is closed; longer than reverse proxies keep theirs idle."""
@@ -221,12 +223,22 @@ class Runner(web.AppRunner):
         return server
 
 
-async def serve(app: web.Application, host: str, port: int) -> Runner:
-    """Listen; port 0 = any free one. The caller ends it with `cleanup()`.
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """Where to listen by TLS, and with which certificate."""
 
-    Raises OSError if the address can't be had, ConfigurationError if it needs a token (see `check_listen`).
+    host: str
+    port: int
+    tls: ssl.SSLContext
+
+
+async def serve(app: web.Application, host: str, port: int, secured: Secured | None = None) -> Runner:
+    """Listen there, and on `secured` as well; port 0 = any free one. The caller ends it with `cleanup()`.
+
+    Raises OSError if an address can't be had, ConfigurationError if one needs a token (see `check_listen`).
     """
-    await asyncio.to_thread(check_listen, host, app[_CONTEXT].access)
+    for one in (host, *([secured.host] if secured else ())):
+        await asyncio.to_thread(check_listen, one, app[_CONTEXT].access)
     runner = Runner(
         app,
         access_log=None,
@@ -241,6 +253,8 @@ async def serve(app: web.Application, host: str, port: int) -> Runner:
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
+        if secured is not None:
+            await web.TCPSite(runner, secured.host, secured.port, ssl_context=secured.tls).start()
     except BaseException:
         await runner.cleanup()
         raise
