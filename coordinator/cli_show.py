@@ -139,7 +139,8 @@ def job(found: JobView, beats: Sequence[HeartbeatLine] = ()) -> None:
     if found.artifacts:
         files = table("NAME", "TYPE", "SIZE>", "SHA-256", "URL", title="\nfiles")
         for file in found.artifacts:
-            files.add_row(escape(file.name), file.media_type, size(file.size), file.sha256, file.url)
+            where = f"kept until {file.trimmed_at:%Y-%m-%d}" if file.trimmed_at else file.url
+            files.add_row(escape(file.name), file.media_type, size(file.size), file.sha256, where)
         out.print(files)
     text = (found.result or {}).get("text")
     if isinstance(text, str):

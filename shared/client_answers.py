@@ -99,6 +99,7 @@ class ArtifactLine(Answer):
     size: int  # bytes
     sha256: str
     url: str
+    trimmed_at: datetime | None = None  # its content is kept no more, since then
 
 
 class CallbackLine(Answer):

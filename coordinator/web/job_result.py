@@ -52,7 +52,7 @@ async def _rendered(source: str) -> Markup:
 
 async def _file(context: WebContext, job: views.Row, file: views.Row, *, preview: bool) -> dict[str, Any]:
     shown = {**file, "href": artifact_url("", job["id"], file["name"]), "is_image": False, "text": None, "html": None}
-    if not preview:
+    if not preview or file["trimmed_at"] is not None:
         return shown
     shown["is_image"] = file["media_type"] in _IMAGES
     if file["media_type"] in _TEXTS:

@@ -209,9 +209,12 @@ async def test_files_are_let_go_and_stay_on_record(guarded: Web) -> None:
         assert guarded.stored() == []
         answer = await guarded.call("GET", f"/v1/jobs/{job_id}/artifacts/a.png", token="admin", expect=410)
         assert answer["error"]["code"] == "trimmed"
-        assert [f["name"] for f in (await guarded.call("GET", f"/v1/jobs/{job_id}", token="admin"))["artifacts"]] == [
-            "a.png"
-        ]
+        (file,) = (await guarded.call("GET", f"/v1/jobs/{job_id}", token="admin"))["artifacts"]
+        assert (file["name"], file["trimmed_at"] is None) == ("a.png", False)
+        page = await guarded.call("GET", f"/jobs/{job_id}", token="admin")
+        assert "a.png" in page
+        assert "kept until" in page
+        assert f"/v1/jobs/{job_id}/artifacts/a.png" not in page  # neither a link nor an image that is gone
         assert await audit(guarded.pool, None, guarded.store) == []
     finally:
         await set_clock_offset(guarded.pool, 0)
