@@ -16,20 +16,21 @@ import typer
 import uvloop
 
 from agent import cli_service
-from agent.cli_service import service_log
 from agent.doctor import examine
 from agent.finding import Finding
-from agent.join import join
+from agent.join import JOINED, join
 from agent.rule_watch import RulesFile
 from agent.service import run_agent
-from agent.settings import AgentSettings, load_settings
+from agent.settings import AgentSettings, from_environment, load_settings
 from shared import log
 from shared.errors import ConfigurationError, UnreachableError
 from shared.rules import Rules
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
-Config = Annotated[Path | None, typer.Option("--config", help="Settings in TOML.")]
+_CONFIG_HELP = f"Settings in TOML; else, unless --worker or the environment names a worker, those of `join` ({JOINED})."
+
+Config = Annotated[Path | None, typer.Option("--config", help=_CONFIG_HELP)]
 Worker = Annotated[str | None, typer.Option("--worker", help="This agent's name, the same after every restart.")]
 Nats = Annotated[str | None, typer.Option("--nats", help="URL of the NATS server.")]
 SeedFile = Annotated[Path | None, typer.Option("--seed-file", help="File with the nkey seed (mode 0600).")]
@@ -56,13 +57,16 @@ def run(
     ] = False,
 ) -> None:
     """Take jobs and run them until SIGTERM or SIGINT; then drain. A second signal does not wait for running jobs."""
+    if in_service:
+        cli_service.begin_stray_anew()
+    config = config or _joined(worker)
 
     def load() -> AgentSettings:
         return load_settings(config, _flags(worker, nats, seed_file, data, slots), executor or ())
 
     settings = _loaded(load)
     if in_service:
-        service_log(settings.log_level)
+        cli_service.service_log(settings.log_level)
     else:
         log.configure(json=json_log, level=settings.log_level)
     structlog.contextvars.bind_contextvars(worker=settings.worker)
@@ -93,10 +97,16 @@ def doctor(
     report: Annotated[Path | None, typer.Option("--report", hidden=True, help="Write the findings here.")] = None,
 ) -> None:
     """Check settings, machine, folder, server and executors; say what to do about each fault."""
+    flags = _flags(worker, nats, seed_file, data, slots)
     if in_service:
+        if executor or any(value is not None for value in flags.values()):
+            typer.echo(
+                "tandem-agent: --in-service looks with the service's settings: only --config goes with it", err=True
+            )
+            raise typer.Exit(2)
         _print_findings(cli_service.examine_in_service(config), as_json=as_json)
         return
-    settings = _loaded(lambda: load_settings(config, _flags(worker, nats, seed_file, data, slots), executor or ()))
+    settings = _loaded(lambda: load_settings(config or _joined(worker), flags, executor or ()))
     log.configure(json=False, level="error")
     found = asyncio.run(examine(settings))
     if report is not None:
@@ -128,6 +138,14 @@ def _print_findings(found: list[Finding], *, as_json: bool) -> None:
             typer.echo(f"{faults} to mend")
     if faults:
         raise typer.Exit(1)
+
+
+def _joined(worker: str | None) -> Path | None:
+    """Return the settings that `join` wrote, if they are there and neither flag nor environment names a worker."""
+    if worker is not None or "worker" in from_environment():
+        return None
+    path = JOINED.expanduser()
+    return path if path.exists() else None
 
 
 def _flags(

@@ -166,7 +166,9 @@ async def _server(settings: AgentSettings) -> list[Finding]:
     found = [await examine_link(url, seed=seed, tls=tls) for url in urls]
     if not any(finding.ok for finding in found):
         return found
-    async with open_bus(settings, f"doctor-{uuid.uuid4()}", seed, tls) as bus:
+    good = ",".join(url for url, one in zip(urls, found, strict=True) if one.ok)
+    found = [one if one.ok else Finding(one.what, True, f"not this way, another works ({one.said})") for one in found]
+    async with open_bus(settings.model_copy(update={"nats": good}), f"doctor-{uuid.uuid4()}", seed, tls) as bus:
         try:
             await bus.wait_connected(_CONNECT_S)
         except BusDown as error:

@@ -23,7 +23,7 @@ _DESKTOP_SLEEP: Final = "sudo pmset -a sleep 0 (System Settings > Energy: preven
 
 async def examine_machine(settings: AgentSettings) -> list[Finding]:
     """Look at the machine; nothing is changed."""
-    found = [_versions(), _drain(settings), await _clock(settings.time_server)]
+    found = [_versions(), examine_drain(settings), await _clock(settings.time_server)]
     if settings.rules.asked():
         found.append(await _rules(settings))
     if mac.here():
@@ -37,15 +37,22 @@ def _versions() -> Finding:
     )
     real = os.path.realpath(sys.executable)
     said = f"tandem {importlib.metadata.version('tandem')}, Python {platform.python_version()} ({real}), {system}"
-    if real.startswith(_HOMEBREW):
-        said += "; Homebrew replaces this Python when it upgrades, and the agent breaks: one of uv or pyenv stays"
-    return Finding("versions", True, said)
+    todo = (
+        "Homebrew replaces this Python when it upgrades: the agent breaks, and macOS asks for Local Network permission "
+        "again; make its environment anew with a Python that stays (uv, pyenv, python.org), then `tandem-agent install`"
+    )
+    return Finding("versions", not real.startswith(_HOMEBREW), said, todo)
 
 
-def _drain(settings: AgentSettings) -> Finding:
-    ends_s = settings.drain_limit_s + settings.release_limit_s
-    todo = f"set drain_limit_s to {EXIT_S - settings.release_limit_s:g} at most"
-    return Finding("drain", ends_s <= EXIT_S, f"ends within {ends_s:g} s; a service is killed after {EXIT_S} s", todo)
+def examine_drain(settings: AgentSettings) -> Finding:
+    """Say whether running jobs are given back before a service is killed. Else they run elsewhere when leases end."""
+    drain_s, release_s = settings.drain_limit_s, settings.release_limit_s
+    said = (
+        f"running jobs are given back after {drain_s:g} s, which takes {release_s:g} s more, or longer if backend or "
+        f"network are slow; a service is killed after {EXIT_S} s, and what is made by then is safe in the spool"
+    )
+    todo = f"set drain_limit_s to {max(0, EXIT_S - release_s):g} at most"
+    return Finding("drain", drain_s + release_s <= EXIT_S, said, todo)
 
 
 async def _clock(server: str) -> Finding:

@@ -4,13 +4,16 @@
     ~/.config/tandem-agent/mini.seed       the nkey seed (0600): made here, sent nowhere
     ~/.config/tandem-agent/ca.pem          certificates to trust, if the server has its own
 
-The key is made first and kept beside (`mini.seed.new`) until the server has answered, so that a request whose answer
-was lost can be repeated: the line works once, but for this key again. Called by `cli.py`.
+The key is made first and kept beside (`mini.seed.new`); it gets its name last, when all else is written. So after a
+lost answer, a full disk or a crash the same line can be repeated: it works once, but for this key again.
+
+Called by `cli`.
 """
 
 import asyncio
 import json
 import os
+import shlex
 import ssl
 import sys
 import tomllib
@@ -28,15 +31,20 @@ from agent.executors.base import Backed
 from agent.executors.http import NOT_YET
 from agent.executors.registry import Registry, load_executors
 from agent.host import Clock
+from agent.launchd import Launchd
+from agent.machine import read_machine
 from agent.settings import load_settings
+from agent.systemd_user import SystemdUser
 from shared import log
 from shared.errors import ConfigurationError, TandemError, UnreachableError
 from shared.joining import JoinLine, invitation_id, invitation_key, is_sealed, parse_line, seal
 from shared.nkey import new_seed, public_key
-from shared.private_file import create_private, replace_private
+from shared.private_file import create_private, replace_private, sync_folder
+from shared.rules import Rule
 
 FOLDER: Final = Path("~/.config/tandem-agent")
-_SETTINGS: Final = "agent.toml"
+JOINED: Final = FOLDER / "agent.toml"
+"""The settings that `tandem-agent join` writes."""
 _CA: Final = "ca.pem"
 _ANSWER_S: Final = 20.0
 _FIND_S: Final = 3.0
@@ -90,7 +98,7 @@ def join(
         told = parse_line(sys.stdin.readline() if line == "-" else line)
         given = _given(set_ or [])
         _merge(given, _rules(hours, battery_above, on_mains=on_mains))
-        written = _join(told, folder.expanduser(), executor or [], given, ca_file, asks=asks)
+        written = _join(told, folder.expanduser().absolute(), executor or [], given, ca_file, asks=asks)
     except (ConfigurationError, ValueError) as error:
         typer.echo(f"tandem-agent: {error}", err=True)
         raise typer.Exit(2) from None
@@ -100,7 +108,10 @@ def join(
     except TandemError as error:
         typer.echo(f"tandem-agent: {error}", err=True)
         raise typer.Exit(1) from None
-    typer.echo(f"joined; settings are in {written}\nnext: tandem-agent doctor --config '{written}'")
+    except OSError as error:
+        typer.echo(f"tandem-agent: {error}; the same line works again once that is mended", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"joined; settings are in {written}\n{_next(written)}")
 
 
 def _join(
@@ -114,27 +125,40 @@ def _join(
 ) -> Path:
     """Join, and return where the settings are. Whatever can be wrong here is looked at before the line is used."""
     _own(folder)
-    path, seed_path = folder / _SETTINGS, folder / f"{line.worker}.seed"
+    path, seed_path = folder / JOINED.name, folder / f"{line.worker}.seed"
     table = _table_of(path)
     _merge(table, given)
     table |= {"worker": line.worker, "seed_file": str(seed_path)}
     table["executors"] = _executors(table.get("executors", {}), executors, asks=asks)
     if asks and "rules" not in table:
         _merge(table, _asked_rules())
-    load_executors(load_settings(None, table).executors)
+    load_executors(load_settings(None, table, environment=False).executors)
+    to_toml(table).encode()
     new_seed_path = seed_path.with_suffix(".seed.new")
     create_private(new_seed_path, f"{new_seed()}\n".encode())
-    welcome = asyncio.run(_ask(line, public_key(new_seed_path.read_text()), _tls(ca_file)))
+    welcome, accepted = _welcomed(line, new_seed_path, seed_path, _tls(ca_file))
     table["nats"] = welcome.nats
     trusted = "\n".join(pem.strip() for pem in (welcome.ca, ca_file.read_text() if ca_file else "") if pem.strip())
     if trusted:
         replace_private(folder / _CA, f"{trusted}\n".encode())
         table["ca_file"] = str(folder / _CA)
-    if path.exists():
+    settings = to_toml(table).encode()
+    if path.exists() and path.read_bytes() != settings:
         replace_private(path.with_suffix(".toml.before"), path.read_bytes())
-    new_seed_path.replace(seed_path)
-    replace_private(path, to_toml(table).encode())
+    replace_private(path, settings)
+    accepted.replace(seed_path)
+    new_seed_path.unlink(missing_ok=True)
+    sync_folder(folder)
     return path
+
+
+def _next(written: Path) -> str:
+    """Say what to do now: a service that is there already reads changed settings when it is restarted."""
+    if written != JOINED.expanduser():
+        flag = f" --config {shlex.quote(str(written))}"
+        return f"next: tandem-agent doctor{flag}\nthen: tandem-agent install{flag}"
+    is_service = any(service.file.exists() for service in (Launchd(), SystemdUser()))
+    return f"next: tandem-agent doctor\nthen: tandem-agent {'restart' if is_service else 'install'}"
 
 
 def _own(folder: Path) -> None:
@@ -176,7 +200,7 @@ def _given(pairs: Sequence[str]) -> dict[str, Any]:
             one = tomllib.loads(f"{name} = {value}")
         except tomllib.TOMLDecodeError:
             try:
-                one = tomllib.loads(f"{name} = {json.dumps(value)}")
+                one = tomllib.loads(f"{name} = {_text(value)}")
             except tomllib.TOMLDecodeError as error:
                 msg = f"--set {pair!r}: {error}"
                 raise ConfigurationError(msg) from None
@@ -218,9 +242,10 @@ def _rules(hours: Sequence[str] | None, battery_above: int | None, *, on_mains: 
 
 
 def _asked_rules() -> dict[str, Any]:
-    """Ask a person when this machine shall work."""
+    """Ask a person when this machine shall work; on mains only if it has a battery."""
     hours = typer.prompt("When may it work? Like 22:00-07:00 or mon-fri 18:00-08:00; empty: always", default="")
-    on_mains = typer.confirm("Only on mains, never on battery?", default=False)
+    battery = asyncio.run(read_machine(frozenset({Rule.ON_MAINS}))).battery
+    on_mains = battery is not None and typer.confirm("Only on mains, never on battery?", default=True)
     return _rules([hours] if hours.strip() else None, None, on_mains=on_mains)
 
 
@@ -255,6 +280,16 @@ def _tls(ca_file: Path | None) -> ssl.SSLContext:
     if ca_file is None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
+
+
+def _welcomed(line: JoinLine, new: Path, before: Path, tls: ssl.SSLContext) -> tuple[Welcome, Path]:
+    """Return the answer and the file of the key that it is for: the new one, or the one that used this line before."""
+    try:
+        return asyncio.run(_ask(line, public_key(new.read_text()), tls)), new
+    except RefusedError:
+        if not before.exists():
+            raise
+    return asyncio.run(_ask(line, public_key(before.read_text()), tls)), before
 
 
 async def _ask(line: JoinLine, public: str, tls: ssl.SSLContext) -> Welcome:
@@ -303,12 +338,19 @@ def _lines(table: Mapping[str, Any], place: tuple[str, ...]) -> list[str]:
 
 def _name(name: str) -> str:
     is_bare = name and all(char.isascii() and (char.isalnum() or char in "_-") for char in name)
-    return name if is_bare else json.dumps(name)
+    return name if is_bare else _text(name)
+
+
+def _text(text: str) -> str:
+    """Quote as TOML wants it: as JSON does, but without its halves of characters, and with DEL escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _value(value: Any) -> str:
     match value:
-        case bool() | str() | int():
+        case str():
+            return _text(value)
+        case bool() | int():
             return json.dumps(value)
         case list():
             return f"[{', '.join(map(_value, value))}]"

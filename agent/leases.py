@@ -15,6 +15,7 @@ from uuid import UUID
 import structlog
 from pydantic import ValidationError
 
+from agent.spool import Parcel
 from shared import subjects
 from shared.bus import Bus, BusError
 from shared.states import LostReason
@@ -123,8 +124,8 @@ class Leases:
         self._emptied = asyncio.Event()
         self.delivering = 0
         """How many wait for their delivery."""
-        self.on_count: list[Callable[[int], None]] = []
-        """Who hears how many are held, at each change."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when one comes or goes."""
 
     def __iter__(self) -> Iterator[Attempt]:
         """Iterate over what is held now; it may change meanwhile."""
@@ -147,11 +148,16 @@ class Leases:
             deadline_at=asked_at + granted.deadline_s,
         )
 
-    def adopt(
-        self, job_id: UUID, epoch: int, *, delivery: str, kind: str, upload: Upload, heartbeat_s: float
-    ) -> Attempt:
+    def adopt(self, parcel: Parcel) -> Attempt:
         """Hold an attempt of an earlier process whose result lies in the spool."""
-        attempt = self._hold(job_id, epoch, delivery=delivery, kind=kind, heartbeat_s=heartbeat_s, upload=upload)
+        attempt = self._hold(
+            parcel.report.job_id,
+            parcel.report.epoch,
+            delivery=parcel.delivery,
+            kind=parcel.kind,
+            heartbeat_s=parcel.heartbeat_s,
+            upload=parcel.upload,
+        )
         attempt.stage_name = "finalizing"
         self.deliver(attempt)
         return attempt
@@ -162,7 +168,7 @@ class Leases:
             self.delivering -= 1
         if not self._held:
             self._emptied.set()
-        self._count()
+        self.on_change()
 
     async def wait_empty(self) -> None:
         """Return when nothing is held."""
@@ -243,9 +249,5 @@ class Leases:
             lost=loop.create_future(),
         )
         self._held[attempt.key] = attempt
-        self._count()
+        self.on_change()
         return attempt
-
-    def _count(self) -> None:
-        for callback in self.on_count:
-            callback(len(self._held))

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TextIO
@@ -25,6 +26,14 @@ def line_for_people(line: str) -> str:
     return f"{at} {told.get('level', ''):<7} {told.get('event', '')}  {rest}".rstrip()
 
 
+def newest(path: Path, most: int) -> list[str]:
+    """Return the last lines of a file, the newest last; none if it is not there."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return [line.rstrip("\n") for line in deque(file, maxlen=most)]
+
+
 def follow(path: Path, last: int) -> Iterator[str]:
     """Yield the `last` lines, then those that are written, for ever; a file begun anew is read from its beginning."""
     file = _opened(path)
@@ -42,7 +51,7 @@ def follow(path: Path, last: int) -> Iterator[str]:
                 time.sleep(_LOOK_S)
                 continue
             if file is not None:
-                rest = file.read()
+                rest = kept + file.read()
                 file.close()
                 yield from rest.splitlines()
             file, kept = anew, ""

@@ -44,11 +44,6 @@ async def read(asked: frozenset[Rule]) -> Reading:
     )
 
 
-async def power() -> tuple[bool | None, int | None]:
-    """Return whether it runs on mains, and the battery's charge in per cent (None: it has none, or can't be read)."""
-    return power_of((await call("pmset", "-g", "batt")).out)
-
-
 async def vm_stat() -> str:
     """Return what `vm_stat` says of the memory; empty: nothing."""
     return (await call("vm_stat")).out
@@ -56,8 +51,8 @@ async def vm_stat() -> str:
 
 async def has_battery() -> bool | None:
     """Say whether it is a MacBook; None: it can't be read."""
-    mains, battery = await power()
-    return None if mains is None else battery is not None
+    found = await read(frozenset({Rule.ON_MAINS}))
+    return None if found.mains is None else found.battery is not None
 
 
 def power_of(said: str) -> tuple[bool | None, int | None]:

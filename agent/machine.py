@@ -21,14 +21,6 @@ async def read_machine(asked: frozenset[Rule]) -> Reading:
     return await asyncio.to_thread(read_supplies, _SUPPLIES)
 
 
-async def read_power() -> tuple[bool | None, int | None]:
-    """Return whether it runs on mains (None: it can't be told), and the battery's charge in per cent, if it has one."""
-    if mac.here():
-        return await mac.power()
-    reading = await asyncio.to_thread(read_supplies, _SUPPLIES)
-    return reading.mains, reading.battery
-
-
 def read_supplies(folder: Path) -> Reading:
     """Read Linux's power supplies: on mains if one is online, no battery is drawn from, or there is none; per cent.
 

@@ -20,7 +20,7 @@ from agent.puller import Lanes
 from agent.rule_watch import RuleWatch
 from agent.settings import AgentSettings
 from shared import subjects
-from shared.bus import Bus, BusError
+from shared.bus import Bus, BusError, Denied
 from shared.states import WorkerState
 from shared.wire import Presence, PresenceAnswer, PresenceReply, RefusedPresence
 
@@ -58,6 +58,7 @@ class PresenceRounds:
         self._instance = instance
         self._on_answer = on_answer
         self._unanswered = 0
+        self._denied = False  # and said once
         self._as_of: datetime | None = None
         self._version = importlib.metadata.version("tandem")
         self.announced: tuple[WorkerState, int] | None = None
@@ -97,7 +98,10 @@ class PresenceRounds:
                 timeout_s=self._settings.presence_timeout_s,
             )
             reply = PresenceAnswer.validate_json(message.data)
-        except (BusError, ValidationError):
+        except (BusError, ValidationError) as error:
+            if isinstance(error, Denied) and not self._denied:
+                self._denied = True
+                _log.error("the seed is not this worker's", worker=self._settings.worker, todo="tandem-agent doctor")
             self._nobody()
             raise
         if isinstance(reply, RefusedPresence):

@@ -9,7 +9,8 @@ from typing import Final
 
 from agent import host
 from agent.executors.memory import read_memory
-from agent.machine import read_power
+from agent.machine import read_machine
+from shared.rules import Rule
 
 _ANSWER_S: Final = 2.0
 """A presence is late by no more than this."""
@@ -32,11 +33,11 @@ async def facts(data: Path) -> dict[str, object]:
 
 
 async def _power() -> dict[str, object]:
-    mains, charge = await read_power()
-    if mains is None:
+    found = await read_machine(frozenset({Rule.ON_MAINS}))
+    if found.mains is None:
         return {}
-    on_battery = "battery" if charge is None else f"battery {charge} %"
-    return {"power": "mains" if mains else on_battery}
+    on_battery = "battery" if found.battery is None else f"battery {found.battery} %"
+    return {"power": "mains" if found.mains else on_battery}
 
 
 async def _memory() -> dict[str, object]:

@@ -3,7 +3,7 @@
 The rules are the settings' (`[rules]`, read again when the file changes) unless the coordinator says others in its
 presence answer: an operator's word counts for more than the file, for as long as it is said. While a rule forbids
 work the gate names its reason, so presence tells it; pulls that are open are withdrawn; running jobs go on, unless the
-rule is one of `stops`. One round is `once()`; `service` drives it.
+rule is one of `stops` and what it asks of the machine is known. One round is `once()`; `service` drives it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -43,6 +43,7 @@ class RuleWatch:
     wall: Callable[[], datetime] = _utc_now
     reload: Callable[[], Rules | None] = lambda: None  # the file's, if it has changed
     fault: str = ""  # why what the coordinator said can't be followed
+    _answered: bool = False  # before that nobody knows whose rules count
     _told: Rules | None = None
     _said: Mapping[str, Any] | None = None  # as the coordinator said it last
     _forbidden: Sequence[Forbidden] | None = None  # None: not looked yet
@@ -69,7 +70,7 @@ class RuleWatch:
             _log.info("rules", forbids=self.reason(), why=[one.said for one in found])
             self.on_change()
         for one in found:
-            if one.rule in rules.stops:
+            if one.rule in rules.stops and self._answered and not one.reason.endswith("_unknown"):
                 self._give_back(one)
 
     def reason(self) -> str | None:
@@ -84,6 +85,7 @@ class RuleWatch:
         Rules that can't be read change nothing, and presence says so: what a newer coordinator means by a word that is
         unknown here can't be guessed.
         """
+        self._answered = True
         if said == self._said:
             return False
         self._said = said

@@ -177,6 +177,8 @@ class Runner:
             await first_of(work, attempt.stopped)
         finally:
             await _until_idle(work, job)
+        if attempt.stopped.done():  # perhaps before it had found what an earlier process began
+            await _abandon(executor, attempt.job_id, attempt.epoch)
         if attempt.lost.done():
             return None
         if not attempt.stopped.done():

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from agent.rule_watch import RuleWatch
 from agent.runner import RunEnd, Runner
 from agent.settings import AgentSettings
 from agent.slots import Slot, Slots
-from agent.spool import Entry, Parcel, Spool
+from agent.spool import Entry, Spool
 from agent.uploads import Uploads
 from agent.watchdog import Watchdog
 from agent.workspace import Workspaces, data_folder
@@ -153,8 +153,8 @@ class _Agent:
             self._gate,
             parts.journal,
         )
-        self._awake = Awake()
-        self._leases.on_count.append(self._awake.held)
+        self._awake = Awake(self._leases, self._gate, now, lambda: self._lanes.lease_ttl_s)
+        self._leases.on_change = self._awake.look
         self._rules = RuleWatch(
             settings.rules, self._leases, now, on_change=self._rules_changed, reload=parts.reload_rules
         )
@@ -225,7 +225,7 @@ class _Agent:
                 tasks.create_task(self._beat(), name="heartbeats"),
                 tasks.create_task(Loop("sleep watch", self._sleep.once, WATCH_S).run(), name="sleep watch"),
             ]
-            for attempt, entry in [(self._adopt(entry.parcel), entry) for entry in spooled]:
+            for attempt, entry in [(self._leases.adopt(entry.parcel), entry) for entry in spooled]:
                 loops.append(tasks.create_task(self._adopted(attempt, entry), name=f"adopted:{entry.parcel.name}"))
             loops += [
                 tasks.create_task(self._taken_up(attempt, claimed, slot), name=f"resume:{claimed.name}")
@@ -316,28 +316,18 @@ class _Agent:
             await self._take_up(attempt, claimed, slot)
 
     async def _take_up(self, attempt: Attempt, claimed: Claimed, slot: Slot) -> None:
-        """Go on with it once the coordinator knows that it is this process's."""
+        """Go on with it once the coordinator knows that it is this process's, or end it when somebody says so."""
         ready = asyncio.create_task(self._ready.wait(), name="wait ready")
         try:
             await first_of(ready, attempt.stopped)
         finally:
             ready.cancel()
-        if not self._ready.is_set():  # told to end before that: it stays for the next process
+        if self._gate.stopping and not self._ready.is_set():  # it stays for the next process
             self._leases.close(attempt)
             slot.release()
             return
         _log.info("taking up an attempt", job_id=str(attempt.job_id), epoch=attempt.epoch, tries=claimed.tries)
         self._ended(await self._runner.resume(attempt, claimed, slot))
-
-    def _adopt(self, parcel: Parcel) -> Attempt:
-        return self._leases.adopt(
-            parcel.report.job_id,
-            parcel.report.epoch,
-            delivery=parcel.delivery,
-            kind=parcel.kind,
-            upload=parcel.upload,
-            heartbeat_s=parcel.heartbeat_s,
-        )
 
     # ---- what happens outside
 
@@ -347,14 +337,16 @@ class _Agent:
         self._presence.wake()
         if connected:
             self._reporter.nudge()
-            self._leases.doubt()
-            if self._ready.is_set():
-                self._chore(self._leases.ask_doubtful())
+            self._doubt()
 
-    def _time_passed(self) -> None:
+    def _doubt(self) -> None:
+        """Be sure of no lease any more, and ask."""
         self._leases.doubt()
         if self._ready.is_set():
             self._chore(self._leases.ask_doubtful())
+
+    def _time_passed(self) -> None:
+        self._doubt()
         self._chore(self._parts.uploads.forget_connections())
         self._rule_rounds.wake()
         self._presence.wake()
@@ -382,14 +374,7 @@ class _Agent:
             self._presence.wake()
 
     def _ended(self, end: RunEnd) -> None:
-        _log.info(
-            "run ended",
-            job_id=str(end.job_id),
-            epoch=end.epoch,
-            how=end.how,
-            verdict=end.verdict,
-            reason=end.reason,
-        )
+        _log.info("run ended", **asdict(end) | {"job_id": str(end.job_id)})
         if self._parts.on_end is not None:
             self._parts.on_end(end)
 

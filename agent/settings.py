@@ -1,7 +1,7 @@
 """The agent's settings: a TOML file, then TANDEM_AGENT_* and TANDEM_* in the environment, then flags.
 
 Loaded once in `cli.py`, passed down. A name that no setting has is an error, in the file and behind TANDEM_AGENT_;
-other TANDEM_* variables may be the coordinator's and are left alone.
+other TANDEM_* variables may be the coordinator's and are left alone. Relative paths in the file start at its folder.
 """
 
 import os
@@ -23,6 +23,8 @@ from shared.wire import faults_of
 PREFIX = "TANDEM_AGENT_"
 _FOREIGN_PREFIX = "TANDEM_"
 _OWNER_ONLY = 0o077
+_PATHS = ("seed_file", "ca_file", "data")
+"""Settings that are paths; `log_file` is one in `data`."""
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -149,31 +151,65 @@ class AgentSettings(BaseSettings):
         return _checked_seed(seed, f"seed_file {path}")
 
 
+class _Alone(AgentSettings):
+    """Settings that no environment changes."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - pydantic's shape
+        init_settings: PydanticBaseSettingsSource,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take them from the constructor alone."""
+        return (init_settings,)
+
+
 def load_settings(
-    config: Path | None = None, flags: Mapping[str, Any] | None = None, executors: Sequence[str] = ()
+    config: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    executors: Sequence[str] = (),
+    *,
+    environment: bool = True,
 ) -> AgentSettings:
     """Return the settings; ConfigurationError names every fault.
 
     Flags that are None were not given. `executors` are added to those of file and environment, with their defaults.
+    Without `environment`, this process's does not count: as in a service, which gets none of the shell's.
     """
-    _refuse_unknown_environment()
     table: dict[str, Any] = {}
     if config is not None:
         try:
             table = tomllib.loads(config.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            for name in _PATHS:
+                if isinstance(table.get(name), str):
+                    table[name] = config.absolute().parent / Path(table[name]).expanduser()
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: the ~ of nobody
             msg = f"settings file {config}: {error}"
             raise ConfigurationError(msg) from None
-    for name in _from_environment():
-        table.pop(name, None)
+    if environment:
+        _refuse_unknown_environment()
+        for name in from_environment():
+            table.pop(name, None)
     table |= {name: value for name, value in (flags or {}).items() if value is not None}
     if executors:
         table["executors"] = {name: {} for name in executors} | table.get("executors", {})
     try:
-        return AgentSettings(**table)
+        return AgentSettings(**table) if environment else _Alone(**table)
     except ValidationError as error:
         msg = "; ".join(f"{fault.field}: {fault.message}" for fault in faults_of(error))
         raise ConfigurationError(msg) from None
+
+
+def from_environment() -> set[str]:
+    """Return the names of the settings that the environment sets: they win over the file's."""
+    return {
+        name
+        for name in AgentSettings.model_fields
+        for prefix in (PREFIX, _FOREIGN_PREFIX)
+        if any(key.upper().split("__")[0] == f"{prefix}{name}".upper() for key in os.environ)
+    }
 
 
 def _checked_seed(seed: str, where: str) -> str:
@@ -183,16 +219,6 @@ def _checked_seed(seed: str, where: str) -> str:
         msg = f"{where} holds no nkey seed of a user (SU...)"
         raise ConfigurationError(msg) from None
     return seed
-
-
-def _from_environment() -> set[str]:
-    """Return the settings that the environment sets: they win over the file's."""
-    return {
-        name
-        for name in AgentSettings.model_fields
-        for prefix in (PREFIX, _FOREIGN_PREFIX)
-        if any(key.upper().split("__")[0] == f"{prefix}{name}".upper() for key in os.environ)
-    }
 
 
 def _refuse_unknown_environment() -> None:

@@ -19,8 +19,6 @@ THROTTLE_S: Final = 15
 EXIT_S: Final = 30
 """From SIGTERM to SIGKILL; `drain_limit_s` is to be shorter."""
 LOG_NAME: Final = "agent.jsonl"
-STRAY_NAME: Final = "launchd.log"
-"""What launchd catches of stdout and stderr: the time before the log is up, and tracebacks."""
 _MAC_PATH: Final = "/opt/homebrew/bin:/opt/homebrew/sbin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 _LINUX_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _LOG_FILE: Final = "TANDEM_AGENT_LOG_FILE"
@@ -38,7 +36,6 @@ class Plan:
     environment: Mapping[str, str]
     data: Path
     log: Path  # the agent's own, rotated
-    stray: Path  # what the supervisor catches
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +70,10 @@ class Supervisor(Protocol):
         """Return how it stands. SupervisorError if that can't be known."""
         ...
 
+    def caught(self) -> list[str]:
+        """Return the last lines from before the agent's log was up, and tracebacks, if it is this that keeps them."""
+        ...
+
     async def run_once(self, plan: Plan, done: Path, within_s: float) -> None:
         """Run a program once in the service's context, until it has made the file `done`. SupervisorError."""
         ...
@@ -81,15 +82,14 @@ class Supervisor(Protocol):
 def plan_for(settings: AgentSettings, config: Path, *, mac: bool) -> Plan:
     """Return what runs this agent: this very Python, by its absolute path in its environment."""
     data = settings.data.expanduser().absolute()
-    own_logs = mac_logs() if mac else data / "logs"
     environment = {"PATH": _MAC_PATH if mac else _LINUX_PATH}
     if "log_file" in settings.model_fields_set:
         log = data / settings.log_file.expanduser()
     else:
-        log = own_logs / LOG_NAME
+        log = (mac_logs() if mac else data / "logs") / LOG_NAME
         environment[_LOG_FILE] = str(log)
     program = python("run", "--config", str(config.expanduser().absolute()), "--in-service")
-    return Plan(program, environment, data, log, own_logs / STRAY_NAME)
+    return Plan(program, environment, data, log)
 
 
 async def at_work(

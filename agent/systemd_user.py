@@ -91,6 +91,10 @@ class SystemdUser:
             said=f"{found.get('ActiveState', '')} ({found.get('SubState', '')})",
         )
 
+    def caught(self) -> list[str]:
+        """Return nothing: systemd's journal keeps it."""
+        return []
+
     async def run_once(self, plan: Plan, done: Path, within_s: float) -> None:
         """Run it as a unit of its own in the user's manager, until it has ended."""
         settings = [f"--setenv={name}={value}" for name, value in plan.environment.items()]

@@ -9,7 +9,6 @@ import getpass
 import re
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -18,6 +17,7 @@ import uvloop
 
 from coordinator import cli_show
 from coordinator.cli_where import Data, Json, Token, Url, ask
+from coordinator.web.access import Role
 from shared.errors import ConfigurationError, TandemError
 from shared.ids import NAME_PATTERN
 
@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 Config = Annotated[Path | None, typer.Option("--config", help="A coordinator's settings: go to its ledger itself.")]
-
-
-class Role(StrEnum):
-    """What a token allows; as `web.access.Role`, which the command line does without."""
-
-    PUBLISHER = "publisher"
-    VIEWER = "viewer"
-    ADMIN = "admin"
 
 
 def register(app: typer.Typer) -> None:
@@ -61,10 +53,9 @@ def new(
         raise ConfigurationError(msg)
 
     async def in_ledger(store: "AccessTokens") -> dict[str, Any]:
-        from coordinator import tokens
-        from coordinator.web import access
+        from coordinator.tokens import make_token
 
-        made = await tokens.make_token(store, access.Role(role), name, actor=_me())
+        made = await make_token(store, role, name, actor=_me())
         return {"id": made.id, "role": role.value, "name": name, "token": made.token}
 
     if config is not None:
@@ -89,7 +80,7 @@ def list_(
         ]
 
     if config is not None:
-        found = _in_ledger(config, in_ledger)
+        found = _in_ledger(config, in_ledger, reads=True)
     else:
         found = ask(url, token, data, lambda client: client.tokens())
     if json:
@@ -125,16 +116,21 @@ def revoke(
     typer.echo(cli_show.as_json(done) if json else f"{done['role']} {done['name']}: token {done['id']} revoked")
 
 
-def _in_ledger(config: Path, work: "Callable[[AccessTokens], Awaitable[_T]]") -> _T:
+def _in_ledger(config: Path, work: "Callable[[AccessTokens], Awaitable[_T]]", *, reads: bool = False) -> _T:
+    """Work in the ledger that the settings name; the schema is brought up to date first, unless the work only reads."""
     from coordinator.cli_serve import settings_in
     from coordinator.ledger.access_tokens import AccessTokens
     from coordinator.ledger.database import open_pool
-    from coordinator.ledger.migrate import migrate
+    from coordinator.ledger.migrate import migrate, missing_revisions, revision_of
 
     dsn = settings_in(config).postgres.get_secret_value()
 
     async def run() -> _T:
-        await migrate(dsn)
+        if not reads:
+            await migrate(dsn)
+        elif missing_revisions(await revision_of(dsn)):
+            msg = "the ledger has no schema yet, or an older one: tandem migrate"
+            raise TandemError(msg)
         async with await open_pool(dsn, max_size=1) as pool:
             return await work(AccessTokens(pool))
 

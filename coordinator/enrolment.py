@@ -2,22 +2,25 @@
 
     invite   a secret is made; the ledger keeps what seals with it, and when it is over      (`shared/joining.py`)
     join     the Mac sends its public key, sealed; NATS learns it; the Mac learns where NATS is, sealed
-    revoke   NATS forgets the key and drops the connection; then leases end, and the worker is forgotten
+    revoke   its line is void; NATS forgets the key and drops the connection; leases end, and the worker is forgotten
 
 The order of a join: the invitation is used up first, then NATS learns the key. A crash between leaves a Mac that
-repeats its request, which the same key may. The order of a revocation: first NATS, so that nothing that the worker
-says can bring it back. Called by `web/enrolment.py`.
+repeats its request, which the same key may. The order of a revocation: first the line, then NATS, so that nothing that
+the worker asks or says can bring it back; leases are ended until none is left, since what it had sent before may still
+be granted. Joins and revocations take turns within this process, and no other does either: of several coordinators
+one has `nats_identities`. Called by `web/enrolment.py`.
 """
 
-import ipaddress
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import structlog
 
+from coordinator.addresses import is_loopback
 from coordinator.identities import is_public_key
 from coordinator.ledger.invitations import Invitations
 from coordinator.ledger.ledger import Ledger
@@ -81,6 +84,7 @@ class Enrolment:
     url: Callable[[], str]  # how agents reach the HTTP side
     nats: str  # how agents reach NATS
     ca: Path | None
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def invite(self, worker: str, *, actor: str, good_s: float, replace: bool) -> Invited:
         """Make a line for a worker, in place of any that is open.
@@ -105,25 +109,42 @@ class Enrolment:
         if found is None:
             raise NoInvitationError
         worker, key = found
-        others = {name for name, known in users.agents().items() if known == public_key} - {worker}
-        if not is_sealed(key, shown, "join", worker, public_key) or not is_public_key(public_key) or others:
+        if not is_sealed(key, shown, "join", worker, public_key) or not is_public_key(public_key):
             raise NoInvitationError
         ca = self.ca.read_text() if self.ca else ""
-        if not await self.invitations.use(invitation, public_key):
-            raise NoInvitationError
-        await users.add(worker, public_key)
+        async with self._turn:
+            others = {name for name, known in users.agents().items() if known == public_key} - {worker}
+            if others or not await self.invitations.use(invitation, public_key):
+                raise NoInvitationError
+            await users.add(worker, public_key)
         _log.info("worker joined", worker=worker)
         return Welcome(worker, self.nats, ca, seal(key, "welcome", worker, public_key, self.nats, ca))
 
     async def revoke(self, worker: str, *, actor: str) -> int:
-        """Cut a worker off; return how many leases it lost. Harmless for one that is not enrolled, or not any more."""
-        await self._users().remove(worker)
-        held = await self.queries.processing_of(worker)
-        answers = await self.ledger.do_what_can([Evict(job_id=job_id, worker=worker) for job_id, _ in held])
-        ended = sum(isinstance(answer, Done) for answer in answers)
-        await self.invitations.forget_worker(worker, actor=actor)
-        await self.directory.once()
+        """Cut a worker off; return how many leases it lost. Harmless for one that is not enrolled, or not any more.
+
+        NotReloadedError: NATS may still let it in, so it is not forgotten, and keeps its leases; its line is void.
+        """
+        users = self._users()
+        async with self._turn:
+            await self.invitations.void(worker)
+            await users.remove(worker)
+            ended = await self._evict(worker)
+            await self.invitations.forget_worker(worker, actor=actor)
+            await self.directory.once()
+            ended += await self._evict(worker)
         _log.info("worker revoked", worker=worker, actor=actor, leases=ended)
+        return ended
+
+    async def _evict(self, worker: str) -> int:
+        """End what a worker holds until it holds nothing, or what it holds can't be ended; return how much it was."""
+        ended = 0
+        while held := await self.queries.processing_of(worker):
+            answers = await self.ledger.do_what_can([Evict(job_id=job_id, worker=worker) for job_id, _ in held])
+            done = sum(isinstance(answer, Done) for answer in answers)
+            if not done:
+                break
+            ended += done
         return ended
 
     def _users(self) -> NatsUsers:
@@ -135,20 +156,15 @@ class Enrolment:
 def _warnings(url: str, nats: str) -> list[str]:
     """Say what keeps a line from working on another machine, or makes it less safe there."""
     found = []
-    for name, address in (("public_url", url), ("nats_public_url", nats)):
-        if is_loopback(address):
+    servers = [address.strip() for address in nats.split(",")]
+    for name, address in (("public_url", url), *(("nats_public_url", server) for server in servers)):
+        if _is_here(address):
             found.append(f"{address} is this machine only: set {name} to what the Macs reach")
-    if urlsplit(url).scheme == "http" and not is_loopback(url):
+    if urlsplit(url).scheme == "http" and not _is_here(url):
         found.append(f"{url} is not https: files and upload tokens will cross the network in the clear")
-    if urlsplit(nats).scheme not in ("tls", "wss") and not is_loopback(nats):
-        found.append(f"{nats} is not tls://: jobs and results will cross the network in the clear")
-    return found
+    clear = [one for one in servers if urlsplit(one).scheme not in ("tls", "wss") and not _is_here(one)]
+    return found + [f"{one} is not tls://: jobs and results will cross the network in the clear" for one in clear]
 
 
-def is_loopback(url: str) -> bool:
-    """Say whether a URL can only be meant for the machine that uses it."""
-    host = (urlsplit(url).hostname or "").lower()
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+def _is_here(url: str) -> bool:
+    return is_loopback(urlsplit(url).hostname or "")

@@ -81,6 +81,15 @@ class Identities:
         """Make sure that a publisher of this name may connect; as `add_agent`."""
         return self._add("publishers", source, public)
 
+    def add_witness(self) -> str:
+        """Write the agents' users with one more, who may say and hear nothing, until they are written next.
+
+        Return its seed, which is kept nowhere: a server that lets it in has read that file since.
+        """
+        seed = new_seed()
+        self._write_agents(_user(public_key(seed), (), ()))
+        return seed
+
     def remove_agent(self, worker: str) -> None:
         """Forget an agent's identity; after a reload the server drops it."""
         for suffix in (".seed", ".pub"):
@@ -90,12 +99,12 @@ class Identities:
     @property
     def agents(self) -> dict[str, str]:
         """Public key by worker."""
-        return self._public_keys("agents")
+        return agents_in(self.folder.parent)
 
     @property
     def publishers(self) -> dict[str, str]:
         """Public key by source."""
-        return self._public_keys("publishers")
+        return _public_keys(self.folder / "publishers")
 
     def agent_seed(self, worker: str) -> str:
         """Return the seed of an agent made here; FileNotFoundError if there is none."""
@@ -146,11 +155,6 @@ class Identities:
         self._write_users()
         return seed
 
-    def _public_keys(self, group: str) -> dict[str, str]:
-        found = {path.stem: public_key(path.read_text()) for path in (self.folder / group).glob("*.seed")}
-        found |= {path.stem: path.read_text().strip() for path in (self.folder / group).glob("*.pub")}
-        return dict(sorted(found.items()))
-
     def _seed(self, path: Path) -> str:
         if not path.exists():
             _write(path, new_seed())
@@ -163,8 +167,11 @@ class Identities:
         provisioner = _user(public_key(self.provisioner), ("$JS.API.>",), ("_INBOX.provisioner.>",))
         self._write_conf("sys", [watcher])
         self._write_conf("jobs", [coordinator, provisioner])
-        self._write_conf("agents", [_agent(worker, key) for worker, key in self.agents.items()])
+        self._write_agents()
         self._write_conf("publishers", [_publisher(source, key) for source, key in self.publishers.items()])
+
+    def _write_agents(self, *more: str) -> None:
+        self._write_conf("agents", [*(_agent(worker, key) for worker, key in self.agents.items()), *more])
 
     @property
     def watcher_public(self) -> str:
@@ -175,12 +182,23 @@ class Identities:
         _write(self.folder / f"{name}.conf", "users: [\n" + "".join(f"  {user}\n" for user in users) + "]\n")
 
 
+def agents_in(folder: Path) -> dict[str, str]:
+    """Return the public key of each worker that a data folder has an identity of; writes nothing."""
+    return _public_keys(folder / "identities" / "agents")
+
+
 def is_public_key(text: str) -> bool:
     """Say whether this is the public half of a user's nkey, its checksum included."""
     if not _PUBLIC.fullmatch(text):
         return False
     raw = base64.b32decode(text)
     return binascii.crc_hqx(raw[:-2], 0) == int.from_bytes(raw[-2:], "little")
+
+
+def _public_keys(group: Path) -> dict[str, str]:
+    found = {path.stem: public_key(path.read_text()) for path in group.glob("*.seed")}
+    found |= {path.stem: path.read_text().strip() for path in group.glob("*.pub")}
+    return dict(sorted(found.items()))
 
 
 def _agent(worker: str, key: str) -> str:
@@ -201,8 +219,7 @@ def _publisher(source: str, key: str) -> str:
 
 def _user(key: str, publish: tuple[str, ...], hear: tuple[str, ...]) -> str:
     """Write one user; an empty list of subjects means none at all."""
-    says = f"allow: [{_quoted(publish)}]" if publish else 'deny: ">"'
-    hears = f"allow: [{_quoted(hear)}]"
+    says, hears = (f"allow: [{_quoted(subjects)}]" if subjects else 'deny: ">"' for subjects in (publish, hear))
     return f"{{ nkey: {key}, permissions: {{ publish: {{ {says} }}, subscribe: {{ {hears} }} }} }}"
 
 

@@ -5,41 +5,63 @@ includes `identities/`), and the setting `nats_reload` says how it is told. Call
 """
 
 import asyncio
+import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.identities import Identities
+from coordinator.identities import Identities, agents_in
+from shared.bus import Bus, BusDown
 from shared.errors import TandemError
 
-RELOAD_S = 30.0
-"""How long the command that has a server of one's own read its users may take."""
+RELOAD_S = 12.0
+"""By when servers of one's own must have read their users, the command that tells them included: a client of the HTTP
+side waits for 15 s."""
 
+_AGAIN_S = (0.05, 0.2, 0.5, 1.0)
 _TOLD = 500
 
 
 class NotReloadedError(TandemError):
-    """The users are written, and the server was not told; the message says what its reload said."""
+    """The users are written, and a server may not have read them; the message says what is known of it."""
 
 
-class NatsUsers(Protocol):
-    """Who may connect as an agent."""
+class NatsUsers(ABC):
+    """Who may connect as an agent: kept in `folder`/identities, where nats.conf includes from."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keep them in this data folder."""
+        self._folder = folder
+        self._turn = asyncio.Lock()
 
     def agents(self) -> Mapping[str, str]:
         """Return the public key of each worker."""
+        return agents_in(self._folder)
 
     async def add(self, worker: str, public_key: str) -> None:
         """Let a worker connect with this key, and with none that it had before; ValueError for what is no key."""
+        async with self._turn:
+            identities = Identities(self._folder)
+            identities.add_agent(worker, public_key)
+            await self._reload(identities)
 
     async def remove(self, worker: str) -> None:
         """Let a worker connect no more, and end the connection that it has."""
+        async with self._turn:
+            identities = Identities(self._folder)
+            identities.remove_agent(worker)
+            await self._reload(identities)
+
+    @abstractmethod
+    async def _reload(self, identities: Identities) -> None:
+        """Return when every server goes by what was written; NotReloadedError."""
 
 
-class _Reloaded(Protocol):
+class _Child(Protocol):
     """A server that is our child (`EmbeddedNats`)."""
 
-    identities: Identities
+    folder: Path
 
     def reload(self) -> None:
         """Have it read its users again."""
@@ -48,73 +70,70 @@ class _Reloaded(Protocol):
         """Return when it has."""
 
 
-@dataclass(slots=True)
-class OurServer:
+class OurServer(NatsUsers):
     """The server of `tandem up`."""
 
-    nats: _Reloaded
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(self, nats: _Child) -> None:
+        """Take the server, running or not."""
+        super().__init__(nats.folder)
+        self._nats = nats
 
-    def agents(self) -> Mapping[str, str]:
-        """Return the public key of each worker."""
-        return self.nats.identities.agents
-
-    async def add(self, worker: str, public_key: str) -> None:
-        """Let a worker connect with this key alone."""
-        async with self._turn:
-            self.nats.identities.add_agent(worker, public_key)
-            await self._reload()
-
-    async def remove(self, worker: str) -> None:
-        """Cut a worker off."""
-        async with self._turn:
-            self.nats.identities.remove_agent(worker)
-            await self._reload()
-
-    async def _reload(self) -> None:
+    async def _reload(self, identities: Identities) -> None:  # noqa: ARG002 - our own server's log tells enough
         try:
-            self.nats.reload()
-            await self.nats.reloaded()
+            self._nats.reload()
+            await self._nats.reloaded()
         except ProcessLookupError:
             raise NotReloadedError("nats-server does not run") from None
         except TimeoutError:
             raise NotReloadedError("nats-server did not read its users; nats.log says why") from None
 
 
-@dataclass(slots=True)
-class OwnServer:
-    """A server (or several) that somebody else runs: `folder`/identities is where its nats.conf includes from."""
+class OwnServer(NatsUsers):
+    """A server (or several) that somebody else runs.
 
-    folder: Path
-    command: Sequence[str]  # run as it is, without a shell
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    That the command ended well says little: nats-server refuses a configuration that it can't read, and goes on with
+    the one before. So each server must let in a user that was not there before (`Identities.add_witness`).
+    """
 
-    def agents(self) -> Mapping[str, str]:
-        """Return the public key of each worker."""
-        return Identities(self.folder).agents
+    def __init__(self, folder: Path, command: Sequence[str], urls: str, tls: ssl.SSLContext | None = None) -> None:
+        """`command` is run as it is, without a shell; `urls` has each server, with commas between."""
+        super().__init__(folder)
+        self._command = command
+        self._urls = [url.strip() for url in urls.split(",")]
+        self._tls = tls
 
-    async def add(self, worker: str, public_key: str) -> None:
-        """Let a worker connect with this key alone."""
-        async with self._turn:
-            Identities(self.folder).add_agent(worker, public_key)
-            await self._reload()
+    async def _reload(self, identities: Identities) -> None:
+        seed = identities.add_witness()
+        deadline = asyncio.get_running_loop().time() + RELOAD_S
+        await self._run()
+        left_s = deadline - asyncio.get_running_loop().time()
+        known = await asyncio.gather(*(self._is_known(url, seed, left_s) for url in self._urls))
+        without = [url for url, is_known in zip(self._urls, known, strict=True) if not is_known]
+        if without:
+            msg = (
+                f"nats_reload: {self._command[0]} ended well, but {', '.join(without)} did not let in a new user "
+                f"within {RELOAD_S:g} s: it can't be reached, or refused to read its users, and its log says why"
+            )
+            raise NotReloadedError(msg)
 
-    async def remove(self, worker: str) -> None:
-        """Cut a worker off."""
-        async with self._turn:
-            Identities(self.folder).remove_agent(worker)
-            await self._reload()
+    async def _is_known(self, url: str, seed: str, within_s: float) -> bool:
+        async with Bus(url, name="tandem-witness", seed=seed, tls=self._tls, reconnect_delays_s=_AGAIN_S) as bus:
+            try:
+                await bus.wait_connected(within_s)
+            except BusDown:
+                return False
+        return True
 
-    async def _reload(self) -> None:
+    async def _run(self) -> None:
         try:
             process = await asyncio.create_subprocess_exec(
-                *self.command,
+                *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
             )
         except OSError as error:
-            msg = f"nats_reload: {self.command[0]}: {error.strerror}"
+            msg = f"nats_reload: {self._command[0]}: {error.strerror}"
             raise NotReloadedError(msg) from None
         try:
             async with asyncio.timeout(RELOAD_S):
@@ -122,9 +141,9 @@ class OwnServer:
         except TimeoutError:
             process.kill()
             await process.wait()
-            msg = f"nats_reload: {self.command[0]} did not end within {RELOAD_S:g} s"
+            msg = f"nats_reload: {self._command[0]} did not end within {RELOAD_S:g} s"
             raise NotReloadedError(msg) from None
         if process.returncode:
             text = said.decode("utf-8", "replace").strip()[-_TOLD:]
-            msg = f"nats_reload: {self.command[0]} ended with {process.returncode}: {text}"
+            msg = f"nats_reload: {self._command[0]} ended with {process.returncode}: {text}"
             raise NotReloadedError(msg)

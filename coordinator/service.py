@@ -514,8 +514,10 @@ def _access(settings: CoordinatorSettings) -> Access:
 
 
 def _users(settings: CoordinatorSettings) -> NatsUsers | None:
-    folder = settings.nats_identities
-    return OwnServer(folder, settings.nats_reload) if folder is not None else None
+    if settings.nats_identities is None:
+        return None
+    tls = ssl.create_default_context(cafile=str(settings.nats_ca)) if settings.nats_ca else None
+    return OwnServer(settings.nats_identities, settings.nats_reload, settings.nats, tls)
 
 
 async def _check_listen(host: str, access: Access, dsn: str) -> None:

@@ -4,9 +4,10 @@ A token is 256 random bits, shown once; the ledger has its SHA-256, which is eno
 the settings stay beside them. Called by `web/tokens.py`, `cli_tokens.py` and a loop of `service.py`.
 """
 
+import asyncio
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -34,15 +35,17 @@ class Tokens:
 
     store: AccessTokens
     access: Access
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # else what was read before a revocation is learned after
 
     async def once(self) -> None:
         """Keep which tokens were used, and let in who has one that is good now."""
-        used = frozenset(self.access.used)
-        if used:
-            await self.store.used(used)
-            self.access.used -= used
-        rows, ever = await self.store.good()
-        self.access.learn([IssuedToken(row.id, row.name, Role(row.role), row.digest) for row in rows], ever=ever)
+        async with self._turn:
+            used = frozenset(self.access.used)
+            if used:
+                await self.store.used(used)
+                self.access.used -= used
+            rows, ever = await self.store.good()
+            self.access.learn([IssuedToken(row.id, row.name, Role(row.role), row.digest) for row in rows], ever=ever)
 
     async def make(self, role: Role, name: str, *, actor: str) -> NewToken:
         """Make a token, good at once here, and at the other coordinators within two seconds."""

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_WINDOW: Final = re.compile(r"(?:([a-z,-]+) +)?([01]\d|2[0-3]):([0-5]\d) *- *([01]\d|2[0-3]):([0-5]\d)|(?:([a-z,-]+))")
+_WINDOW: Final = re.compile(r"(?:([a-z,-]+) +)?([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)|(?:([a-z,-]+))")
 _HOUR_MINUTES: Final = 60
 _DAY_MINUTES: Final = 24 * _HOUR_MINUTES
 
@@ -62,8 +62,7 @@ def read_window(text: str) -> Window:
 
     Days are those on which it begins; none = each.
     """
-    said = re.sub(r"- *24:00$", "-00:00", text.strip().lower())
-    found = _WINDOW.fullmatch(said)
+    found = _WINDOW.fullmatch(re.sub(r"-24:00$", "-00:00", _plain(text)))
     if found is None:
         msg = f"not like 'mon-fri 22:00-07:00', '08:00-18:00' or 'sat,sun': {text!r}"
         raise ValueError(msg)
@@ -80,6 +79,12 @@ def read_window(text: str) -> Window:
     return Window(days, start, end)
 
 
+def _plain(text: str) -> str:
+    """Return it as agents of each release read it: `Sat, Sun 9:00 - 12:00` is `sat,sun 09:00-12:00`."""
+    said = re.sub(r"\s*([,-])\s*", r"\1", text.strip().lower())
+    return re.sub(r"\b(\d:)", r"0\1", said)
+
+
 def _days(names: str, text: str) -> Iterator[int]:
     for part in names.split(","):
         first, _, last = part.partition("-")
@@ -92,7 +97,7 @@ def _days(names: str, text: str) -> Iterator[int]:
 
 def _checked_window(text: str) -> str:
     read_window(text)
-    return text
+    return _plain(text)
 
 
 def _checked_zone(name: str) -> str:

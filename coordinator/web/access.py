@@ -6,7 +6,6 @@ Pure but for `check_listen`, which resolves a name at start.
 
 import hashlib
 import hmac
-import ipaddress
 import re
 import secrets
 import socket
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
+from coordinator.addresses import is_loopback
 from shared.errors import ConfigurationError
 from shared.ids import NAME_PATTERN
 
@@ -132,7 +132,7 @@ class Access:
         if method not in _SAFE and self.is_cross_site(headers):
             return Refusal(403, "requests from pages of other origins are refused")
         if self.open:
-            if not (_is_loopback(remote or "") and _is_loopback(_host_of(headers.get("Host", "")))):
+            if not (is_loopback(remote or "") and is_loopback(_host_of(headers.get("Host", "")))):
                 return Refusal(403, "without configured tokens only requests to and from this machine are answered")
             return Caller(LOCAL, Role.ADMIN)
         presented = _presented(method, headers.get("Authorization", ""))
@@ -206,7 +206,7 @@ def check_listen(host: str, access: Access) -> None:
     except OSError as error:
         msg = f"can't resolve the listen address {host!r}: {error}"
         raise ConfigurationError(msg) from error
-    beyond = sorted({str(a[4][0]) for a in found if not _is_loopback(str(a[4][0]))})
+    beyond = sorted({str(a[4][0]) for a in found if not is_loopback(str(a[4][0]))})
     if beyond:
         msg = f"listening on {host!r} ({', '.join(beyond)}) needs a token: without one, anybody there would be admin"
         raise ConfigurationError(msg)
@@ -234,14 +234,3 @@ def _host_of(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
-
-
-def _is_loopback(host: str) -> bool:
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

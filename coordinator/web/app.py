@@ -196,10 +196,10 @@ def _guarded(context: WebContext, endpoint: Endpoint, roles: frozenset[Role]) ->
             ways = "Bearer" if "Sec-Fetch-Mode" in request.headers else "Bearer, Basic"  # a script's: ask no person
             headers = {"WWW-Authenticate": ", ".join(f'{way} realm="tandem"' for way in ways.split(", "))}
             raise RefusedError(401, "unauthorized", caller.reason, headers=headers)
-        if caller.role not in roles:
-            raise RefusedError(403, "forbidden", f"a token with the role {caller.role} does not allow this")
         if wait_s := context.rates.take(caller.token or f"{caller.role}:{caller.name}"):
             raise too_many(wait_s, "too many requests with this token")
+        if caller.role not in roles:
+            raise RefusedError(403, "forbidden", f"a token with the role {caller.role} does not allow this")
         return await endpoint(context, request, caller)
 
     return guarded

@@ -1,6 +1,8 @@
 """Workers are invited, join, and are revoked (`coordinator.enrolment`)."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from aiohttp import web
@@ -45,12 +47,8 @@ async def invite(context: WebContext, request: web.Request, caller: Caller) -> w
     """Make a line by which a Mac joins as this worker, once."""
     worker = _worker_of(request)
     said = parsed(InviteBody, await read_body(request, _MOST_BYTES) or b"{}")
-    try:
+    with _refusals():
         made = await _desk(context).invite(worker, actor=caller.name, good_s=said.good_s, replace=said.replace)
-    except EnrolledError as error:
-        raise RefusedError(409, "enrolled", str(error)) from None
-    except UnmanagedError as error:
-        raise RefusedError(409, "unmanaged", str(error)) from None
     told = {"worker": made.worker, "line": made.line, "expires_at": made.expires_at, "warnings": made.warnings}
     return json_response(told, 201)
 
@@ -58,30 +56,37 @@ async def invite(context: WebContext, request: web.Request, caller: Caller) -> w
 async def revoke(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Cut a worker off: its key is good no more, its connection and its leases end, it is forgotten."""
     worker = _worker_of(request)
-    try:
+    with _refusals():
         ended = await _desk(context).revoke(worker, actor=caller.name)
-    except UnmanagedError as error:
-        raise RefusedError(409, "unmanaged", str(error)) from None
-    except NotReloadedError as error:
-        raise RefusedError(503, "not_reloaded", str(error)) from None
     return json_response({"worker": worker, "leases_ended": ended})
 
 
 async def join(context: WebContext, request: web.Request) -> web.Response:
-    """Let a Mac in that shows an invitation; 404 for every other."""
+    """Let a Mac in that shows an invitation; 404 for every other, 409 from a coordinator that lets nobody join."""
     guesser = f"join {address_of(request)}"
     if wait_s := context.guesses.take(guesser):
         raise too_many(wait_s, "too many tries to join")
     said = parsed(JoinBody, await read_body(request, _MOST_BYTES))
-    try:
+    with _refusals():
         welcome = await _desk(context).join(said.invitation, said.public_key, said.seal)
-    except (NoInvitationError, UnmanagedError):
-        raise RefusedError(404, "no_invitation", str(NoInvitationError())) from None
-    except NotReloadedError as error:
-        raise RefusedError(503, "not_reloaded", str(error)) from None
     context.guesses.give_back(guesser)
     told = {"worker": welcome.worker, "nats": welcome.nats, "ca": welcome.ca, "seal": welcome.seal}
     return json_response(told)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Answer what enrolment refuses."""
+    try:
+        yield
+    except NoInvitationError as error:
+        raise RefusedError(404, "no_invitation", str(error)) from None
+    except EnrolledError as error:
+        raise RefusedError(409, "enrolled", str(error)) from None
+    except UnmanagedError as error:
+        raise RefusedError(409, "unmanaged", str(error)) from None
+    except NotReloadedError as error:
+        raise RefusedError(503, "not_reloaded", str(error)) from None
 
 
 def _desk(context: WebContext) -> Enrolment:

@@ -410,7 +410,7 @@ OPEN: Final[Mapping[tuple[str, str], tuple[Callable[..., Any], Doc]]] = {
     ),
     ("POST", "/v1/join"): (
         enrolment.join,
-        Doc(answers={200: Welcome}, refuses=_refuses(404, 413, 429), body=enrolment.JoinBody),
+        Doc(answers={200: Welcome}, refuses=_refuses(404, 409, 413, 429), body=enrolment.JoinBody),
     ),
     ("PUT", "/v1/uploads/{job_id}/{epoch}/{name}"): (
         uploads.upload,

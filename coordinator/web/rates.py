@@ -56,13 +56,14 @@ def too_many(wait_s: float, what: str) -> RefusedError:
 def address_of(request: web.Request) -> str:
     """Return the address that a request came from, a network for IPv6, whose users have millions.
 
-    A proxy on this machine (Caddy) is believed what it says of its client; nobody else is.
+    A proxy on this machine (Caddy) is believed what it says of its client; nobody else is. Its own word is the last,
+    whether it adds it to the client's line or adds a line.
     """
     address = _ip(request.remote or "")
     if address is None:
         return request.remote or "unknown"
     if address.is_loopback:
-        told = request.headers.get("X-Forwarded-For", "").rpartition(",")[2]
+        told = request.headers.getall("X-Forwarded-For", [""])[-1].rpartition(",")[2]
         address = _ip(told.strip()) or address
     return str(address) if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))  # noqa: PLR2004
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import socket
 import ssl
 import struct
+import sys
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -157,6 +159,22 @@ async def test_a_key_of_another_worker_fails_at_the_rights(servers, far, tmp_pat
     assert [(one.what, one.said) for one in faults] == [("coordinator", "the server refuses this worker's subjects")]
 
 
+async def test_a_way_that_fails_beside_one_that_works_is_no_fault(servers, far, tmp_path):
+    """As on a network that blocks 4222, or with one of three nodes down: the agent works."""
+    far.answer_lease = lambda _: {"lease": "lost", "reason": "stale"}
+    settings = settings_for(servers, "mini", tmp_path, executors={"sketch": {}}, time_server="")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # longer than the doctor waits for a connection
+        blocked = f"nats://127.0.0.1:{silent.getsockname()[1]}"
+        found = {
+            one.what: one for one in await examine(settings.model_copy(update={"nats": f"{blocked},{settings.nats}"}))
+        }
+    assert all(one.ok for one in found.values())
+    assert found[f"server {blocked}"].said.startswith("not this way, another works (TCP: connected, but no NATS server")
+    assert found["coordinator"].said == "answers this worker"
+    found = await examine(settings.model_copy(update={"nats": "nats://127.0.0.1:1,nats://127.0.0.1:2"}))
+    assert [one.what for one in found if not one.ok] == ["server nats://127.0.0.1:1", "server nats://127.0.0.1:2"]
+
+
 # ---- the machine
 
 
@@ -212,8 +230,19 @@ async def test_rules_are_held_against_the_machine_and_unreadable_ones_are_named(
 
 
 async def test_a_drain_that_is_longer_than_a_service_may_take():
-    found = (await found_of(machine(drain_limit_s=60)))["drain"]
+    found = (await found_of(machine(drain_limit_s=26)))["drain"]
     assert (found.ok, found.todo) == (False, "set drain_limit_s to 25 at most")
+    assert (await found_of(machine(drain_limit_s=25)))["drain"].ok
+
+
+async def test_homebrews_python_is_a_fault(tmp_path, monkeypatch):
+    """By where the environment's python leads."""
+    assert (await found_of(machine()))["versions"].ok
+    python = tmp_path / "python"
+    python.symlink_to("/opt/homebrew/Cellar/python@3.12/3.12.7/bin/python3.12")
+    monkeypatch.setattr(sys, "executable", str(python))
+    found = (await found_of(machine()))["versions"]
+    assert (found.ok, "Homebrew replaces this Python" in found.todo) == (False, True)
 
 
 # ---- the clock

@@ -38,7 +38,7 @@ async def test_only_what_the_rules_need_is_asked(fakes):
 
 async def test_a_mac_mini_runs_on_mains_and_has_no_battery(fakes):
     fakes.power("mains")
-    assert await mac.power() == (True, None)
+    assert await mac.read(frozenset({Rule.ON_MAINS})) == Reading(mains=True)
     assert await mac.has_battery() is False
 
 

@@ -62,6 +62,25 @@ def test_hours_name_days(hours, local, open_):
     assert works(hours, local) is open_
 
 
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ("sat, sun", "sat,sun"),
+        ("22:00-7:00", "22:00-07:00"),
+        (" Mon - Fri 9:00 - 24:00 ", "mon-fri 09:00-24:00"),
+        ("sat , sun  8:30-9:00", "sat,sun  08:30-09:00"),
+    ],
+)
+def test_hours_may_be_typed_loosely_and_are_kept_as_each_release_reads_them(typed, kept):
+    assert Rules(hours=(typed,)).hours == (kept,)
+
+
+@pytest.mark.parametrize("typed", ["22-7", "22:00", "22:0-7:00", "122:00-7:00", "sat sun", "25:00-7:00", ""])
+def test_what_are_no_hours_is_refused(typed):
+    with pytest.raises(ValidationError, match="not like 'mon-fri 22:00-07:00'"):
+        Rules(hours=(typed,))
+
+
 def test_hours_are_of_the_wall_clock_when_it_is_put_forward_and_back():
     night = Rules(hours=("02:30-03:30",), time_zone="Europe/Berlin")
     at = lambda text: reasons(night, now=datetime.fromisoformat(text).replace(tzinfo=UTC)) == []  # noqa: E731

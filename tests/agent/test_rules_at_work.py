@@ -10,7 +10,6 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from agent.awake import Awake
 from agent.leases import Leases
 from agent.rule_watch import RulesFile, RuleWatch
 from agent.settings import load_settings
@@ -107,6 +106,20 @@ async def test_a_rule_that_stops_gives_the_running_job_to_another_and_charges_no
         assert (str(held.job_id), held.grant["epoch"], held.grant["attempt"]) == (job["id"], 2, 1)
 
 
+async def test_what_is_not_readable_takes_no_running_job_away(world, mac, tmp_path):
+    executor = StringExecutor()
+    rules = {"battery_above": 30, "stops": ["battery_above"]}
+    async with agent(with_rules(world, tmp_path, rules=rules), executor):
+        job = await world.submit()
+        generation = await executor.next()
+        mac.say("pmset", "-g batt", None)
+        await says(world, "power_unknown")
+        mac.power("mains", 30)
+        await says(world, None)
+        generation.finish()
+        assert (await world.until(job["id"], "completed"))["result_epoch"] == 1
+
+
 async def test_what_is_not_readable_forbids_and_the_reason_says_so(world, mac, tmp_path):
     mac.say("ioreg", "-c IOHIDSystem -d 4 -r -k HIDIdleTime", None)
     async with agent(with_rules(world, tmp_path, rules={"idle_s": 60}), StringExecutor()):
@@ -134,19 +147,6 @@ async def test_the_mac_is_kept_awake_only_while_a_lease_is_held(world, mac, tmp_
             await world.until(job["id"], "completed")
             await eventually(lambda child=child: not child.is_running())
     assert [call.split()[:3] for call in mac.calls if call.startswith("caffeinate")] == [["caffeinate", "-i", "-w"]] * 2
-
-
-async def test_a_caffeinate_that_dies_is_followed_by_another_and_none_outlives_the_agent(mac):
-    awake = Awake(again_s=0)
-    running = asyncio.create_task(awake.run())
-    awake.held(1)
-    await eventually(lambda: len(mac.caffeinated) == 1)
-    psutil.Process(mac.caffeinated[0]).kill()
-    await eventually(lambda: len(mac.caffeinated) == 2)
-    last = psutil.Process(mac.caffeinated[1])
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    assert not last.is_running()
 
 
 # ---- who changes rules

@@ -13,13 +13,15 @@ from pathlib import Path
 import orjson
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
-from agent.launchd import LABEL, plist_of
+from agent.executors.sketch import SketchExecutor
+from agent.launchd import LABEL, Launchd, plist_of
 from agent.log_lines import follow, line_for_people
 from agent.settings import load_settings
 from agent.supervised import Plan, plan_for
 from agent.systemd_user import unit_of
-from tests.support.agent_world import WAIT_S
+from tests.support.agent_world import WAIT_S, agent, settings_for
 from tests.support.fake_mac import FakeMac
 from tests.support.fake_systemctl import install as install_systemctl
 from tests.support.servers import eventually
@@ -141,6 +143,7 @@ async def test_it_runs_logs_restarts_and_goes(far, mac, home):
     again = await home.running()
     assert again.pid != process.pid
     assert ended(process)
+    assert await home.good("status") == f"runs (pid {again.pid}) by launchd\n"  # that it was told to end is no news
     assert "agent ends" in await home.good("logs", "-n", "1000")  # it drained
 
     assert "removed" in await home.good("uninstall")
@@ -186,6 +189,50 @@ async def test_what_launchd_refuses_for_good_is_said_with_its_word(mac, home):
     assert (status, "log in at this Mac's screen" in output) == (1, True)
 
 
+@pytest.mark.parametrize("command", ["uninstall", "status", "restart"])
+async def test_sudo_and_root_touch_nothing_of_the_users(mac, home, command):
+    """Sudo keeps HOME on a Mac, but launchd's domain is root's: there is no such job in it."""
+    file = home.folder / "Library/LaunchAgents" / f"{LABEL}.plist"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"the user's")
+    status, output = await home.call(command, SUDO_USER="anna")
+    assert (status, "not by sudo" in output, "removed" in output, mac.calls) == (1, True, False, [])
+    if os.geteuid() == 0:  # only root can give files away
+        os.chown(file, 501, 20)
+        status, output = await home.call(command)
+        assert (status, "belongs to the user" in output, mac.calls) == (1, True, [])
+        os.chown(file, 0, 0)
+    assert file.read_bytes() == b"the user's"
+    file.unlink()
+
+
+@pytest.mark.parametrize("command", ["uninstall", "status", "restart"])
+async def test_a_launchd_that_does_not_say_is_not_taken_for_one_without_the_job(mac, home, command):
+    file = home.folder / "Library/LaunchAgents" / f"{LABEL}.plist"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    (mac.folder / "no_session").touch()
+    status, output = await home.call(command)
+    assert (status, "log in at this Mac's screen" in output, file.exists()) == (1, True, True)
+    file.unlink()
+    (mac.folder / "no_session").unlink()
+
+
+async def test_an_agent_that_does_not_end_is_killed_at_a_restart(tmp_path, mac, monkeypatch):
+    monkeypatch.setenv("PATH", mac.path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    deaf = "import os, signal, time; signal.signal(15, signal.SIG_IGN)"
+    works = "open('agent.lock', 'w').write(f'pid {os.getpid()}, x'); time.sleep(600)"
+    plan = Plan([sys.executable, "-c", f"{deaf}; {works}"], {}, tmp_path / "data", tmp_path / "log")
+    launchd = Launchd(look_s=0.05, exit_s=0.3)
+    first = psutil.Process(await launchd.install(plan))
+    second = psutil.Process(await launchd.restart(plan))
+    try:
+        assert (second.pid != first.pid, ended(first), ended(second)) == (True, True, False)
+    finally:
+        second.kill()
+
+
 async def test_settings_that_are_wrong_never_reach_launchd(mac, home):
     home.config.write_text('worker = "mini"\ntypo = 1\n')
     status, output = await home.call("install")
@@ -216,6 +263,57 @@ async def test_what_launchd_catches_is_begun_anew_at_a_start_when_it_has_grown(f
     assert (stray.stat().st_size, stray.stat().st_ino) == (0, inode)
 
 
+async def test_wrong_settings_do_not_let_what_launchd_catches_grow_for_ever(tmp_path, mac, home):
+    """Launchd starts it every 15 s, and each time it says what is wrong and ends."""
+    home.config.write_text('worker = "mini"\ntypo = 1\n')
+    stray = tmp_path / "launchd.log"
+    stray.write_text("x" * 2 * 1024 * 1024)
+    with stray.open("ab") as out:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "agent", "run", "--config", str(home.config), "--in-service"),
+            env={"PATH": mac.path, "HOME": str(home.folder)},
+            stdout=out,
+            stderr=out,
+        )
+        assert await process.wait() == 2
+    assert stray.read_text().startswith("tandem-agent: typo")
+
+
+async def test_the_settings_that_join_wrote_are_taken_unless_a_worker_is_named(far, mac, home):
+    far.answer_lease = lambda _: {"lease": "lost", "reason": "stale"}
+    assert "settings: worker mini" in (await home.call("doctor"))[1]
+    status, output = await home.call("doctor", "--worker", "other", "--executor", "sketch")
+    assert (status, "no nkey seed" in output) == (1, True)
+    status, output = await home.call("doctor", "--executor", "sketch", TANDEM_WORKER="other")
+    assert (status, "no nkey seed" in output) == (1, True)
+    assert "those of `join`" in await home.good("run", "--help")
+    home.config.unlink()
+    status, output = await home.call("doctor")
+    assert (status, "worker: Field required" in output) == (2, True)
+
+
+async def test_the_service_is_judged_without_the_shells_variables_and_with_paths_from_the_settings_folder(
+    far, mac, home, servers
+):
+    (home.config.parent / "own.seed").write_text(home.seed)
+    (home.config.parent / "own.seed").chmod(0o600)
+    settings = SETTINGS.format(nats=servers.nats.url, seed="own.seed", data="work")
+    home.config.write_text(settings)
+    status, output = await home.call("install", TANDEM_AGENT_DATA="/nowhere", TANDEM_SLOTS="x", TANDEM_AGENT_TYPO="1")
+    assert status == 0, output
+    assert (await home.running()).cwd() == str(home.config.parent / "work")
+    assert (home.config.parent / "work/agent.lock").exists()
+    home.config.write_text(settings.replace('worker = "mini"', ""))
+    status, output = await home.call("install", TANDEM_AGENT_WORKER="mini")
+    assert (status, "worker: Field required" in output) == (2, True)
+
+
+@pytest.mark.parametrize("flags", [("--nats", "nats://x"), ("--worker", "x"), ("--executor", "sketch")])
+async def test_the_doctor_in_the_service_refuses_what_the_service_is_not_given(mac, home, flags):
+    status, output = await home.call("doctor", "--in-service", *flags)
+    assert (status, "only --config" in output, mac.calls) == (2, True, [])
+
+
 async def test_the_doctor_looks_from_launchds_context_and_leaves_nothing_behind(far, mac, home):
     far.answer_lease = lambda _: {"lease": "lost", "reason": "stale"}
     output = await home.good("doctor", "--in-service")
@@ -228,6 +326,15 @@ async def test_the_doctor_looks_from_launchds_context_and_leaves_nothing_behind(
     assert sorted(path.name for path in home.data.iterdir()) == ["agent.lock"]
     assert (await home.call("status"))[0] == 1  # looking installs nothing
     assert f"launchctl bootout gui/{os.getuid()}/{LABEL}.doctor" in mac.calls
+
+
+async def test_a_seed_of_another_worker_is_said_plainly_and_once(servers, far, tmp_path):
+    settings = settings_for(servers, "mini", tmp_path, presence_s=0.05).model_copy(update={"worker": "other"})
+    with capture_logs() as logged:
+        async with agent(settings, SketchExecutor.from_settings({}), wait_ready=False):
+            await eventually(lambda: sum(line["event"] == "bus denied" for line in logged) > 6)
+    said = [line for line in logged if line["event"] == "the seed is not this worker's"]
+    assert [(line["log_level"], line["worker"]) for line in said] == [("error", "other")]
 
 
 # ---- systemd
@@ -264,7 +371,7 @@ async def test_a_missing_user_manager_is_named(linux):
 
 def test_a_unit_keeps_odd_paths_whole():
     program = ["/usr/bin/python", "-m", "agent", "--config", '/home/a b/100 % "$x".toml']
-    text = unit_of(Plan(program, {"PATH": "/a b"}, Path("/d 50%"), Path("/l"), Path("/s")))
+    text = unit_of(Plan(program, {"PATH": "/a b"}, Path("/d 50%"), Path("/l")))
     assert r'ExecStart="/usr/bin/python" "-m" "agent" "--config" "/home/a b/100 %% \"$$x\".toml"' in text.splitlines()
     assert {'Environment="PATH=/a b"', "WorkingDirectory=/d 50%%", "Restart=always", "UMask=0077"} <= set(
         text.splitlines()
@@ -279,7 +386,7 @@ def test_a_log_file_that_the_settings_name_stays(tmp_path):
     file.write_text('worker = "mini"\nlog_file = "mine.jsonl"\ndata = "/srv/tandem"\n')
     plan = plan_for(load_settings(file), file, mac=True)
     assert (plan.log, set(plan.environment)) == (Path("/srv/tandem/mine.jsonl"), {"PATH"})
-    assert plistlib.loads(plistlib.dumps(plist_of(plan)))["WorkingDirectory"] == "/srv/tandem"
+    assert plistlib.loads(plistlib.dumps(plist_of(plan, tmp_path)))["WorkingDirectory"] == "/srv/tandem"
 
 
 @pytest.mark.parametrize(
@@ -308,6 +415,18 @@ def test_what_is_written_while_the_last_lines_are_shown_is_shown_too(tmp_path):
         assert [next(shown) for _ in range(3)] == ["3", "half", "4"]
     with closing(follow(path, 9)) as shown:
         assert next(shown) == "1"
+
+
+def test_half_a_line_at_the_end_of_a_log_is_shown_when_the_next_file_begins(tmp_path):
+    path = tmp_path / "agent.jsonl"
+    path.write_text("1\nha")
+    with closing(follow(path, 9)) as shown:
+        assert next(shown) == "1"
+        with path.open("a") as file:
+            file.write("lf\n2")
+        path.rename(tmp_path / "agent.jsonl.1")
+        path.write_text("3\n")
+        assert [next(shown) for _ in range(3)] == ["half", "2", "3"]
 
 
 async def test_logs_are_followed_over_a_rotation(tmp_path, mac, home):

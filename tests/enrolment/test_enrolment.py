@@ -21,12 +21,12 @@ from agent import join as agent_join
 from agent.join import to_toml
 from agent.settings import load_settings
 from coordinator.nats_users import NotReloadedError, OwnServer
-from coordinator.web.rates import Rates
 from shared.bus import Bus, BusDown, Denied
 from shared.client import Client
 from shared.joining import invitation_id, invitation_key, line_of, parse_line, seal
 from shared.nkey import new_seed, public_key
 from shared.states import JobState
+from tests.support.fake_mac import FakeMac
 from tests.support.fake_ollama import FakeOllama
 from tests.support.fake_server import running as serving
 from tests.support.processes import UpProcess, clean_environment, tandem, tandem_up
@@ -262,19 +262,24 @@ async def test_hours_and_power_are_settings_that_flags_write(up: UpProcess, tmp_
     assert (rules.on_mains, rules.battery_above) == (True, 40)
 
 
+@pytest.mark.parametrize(("charge", "on_mains"), [(80, {"on_mains": True}), (None, {})])
 async def test_a_person_is_asked_which_backends_and_when(
-    up: UpProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    up: UpProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, charge: int | None, on_mains: dict[str, bool]
 ) -> None:
-    """On a terminal; here its answers come from a pipe."""
+    """On a terminal; here its answers come from a pipe, Enter the last. A mini is not asked for mains."""
+    mac = FakeMac(tmp_path / "mac")
+    mac.power("mains", charge)
+    monkeypatch.setenv("PATH", mac.path)
     async with serving(FakeOllama()) as ollama:
         monkeypatch.setattr(agent_join, "_BACKENDS", (("ollama", {"url": ollama.url}, "Ollama"),))
-        monkeypatch.setattr("sys.stdin", io.StringIO("y\n22:00-07:00\ny\n"))
-        line = parse_line(await invite(up, "asked"))
+        monkeypatch.setattr("sys.stdin", io.StringIO("y\n22:00-7:00\n\n"))
+        line = parse_line(await invite(up, f"asked-{charge}".lower()))
         await asyncio.to_thread(agent_join._join, line, tmp_path, [], {}, None, asks=True)
 
     table = tomllib.loads((tmp_path / "agent.toml").read_text())
     assert table["executors"] == {"ollama": {"url": ollama.url}}
-    assert table["rules"] == {"hours": ["22:00-07:00"], "on_mains": True}
+    assert table["rules"] == {"hours": ["22:00-7:00"], **on_mains}
+    assert load_settings(tmp_path / "agent.toml").rules.hours == ("22:00-07:00",)
 
 
 async def test_only_an_administrator_invites_and_revokes(up: UpProcess) -> None:
@@ -362,7 +367,7 @@ async def test_a_server_of_ones_own_is_told_by_the_command_of_the_settings(tmp_p
     """As `nats_reload = ["nats-server", "--signal", "reload=PID"]`: here with the pid of a server that nobody owns."""
     async with own_servers() as servers:
         signal_it = ("kill", "-HUP", str(servers.nats.pid))
-        users = OwnServer(servers.nats.folder, signal_it)
+        users = OwnServer(servers.nats.folder, signal_it, servers.nats.url)
         seed = new_seed()
         await users.add("own", public_key(seed))
         async with Bus(servers.nats.url, seed=seed, name="own", inbox_prefix="_INBOX.own") as bus:
@@ -373,9 +378,9 @@ async def test_a_server_of_ones_own_is_told_by_the_command_of_the_settings(tmp_p
             async with asyncio.timeout(10):
                 await lost.wait()
         with pytest.raises(NotReloadedError, match="ended with 3: no such unit"):
-            await OwnServer(tmp_path, ("sh", "-c", "echo no such unit; exit 3")).add("own", public_key(seed))
+            await OwnServer(tmp_path, ("sh", "-c", "echo no such unit; exit 3"), "").add("own", public_key(seed))
         with pytest.raises(NotReloadedError, match="not-there"):
-            await OwnServer(tmp_path, ("./not-there",)).add("own", public_key(seed))
+            await OwnServer(tmp_path, ("./not-there",), "").add("own", public_key(seed))
 
 
 def test_settings_come_out_as_they_went_in() -> None:
@@ -385,20 +390,10 @@ def test_settings_come_out_as_they_went_in() -> None:
         "presence_s": 2.5,
         "resend_s": [1, 2.5],
         "flag": True,
-        "text": 'quoted "so" \\ and ü\n',
+        "text": 'quoted "so" \\ and ü\n, a picture 🖼 and \x00\x1f\x7f\x80\u2028\ufeff',
+        "🖼 \x7f": "🖼",
         "executors": {"sketch": {}, "comfyui": {"url": "http://x", "models": {"flux.1": {"files": {"a": "b"}}}}},
     }
 
     assert tomllib.loads(to_toml(table)) == table
-
-
-def test_a_guess_costs_a_try_and_tries_come_back() -> None:
-    now = [100.0]
-    rates = Rates(per_s=0.5, burst=2, clock=lambda: now[0])
-
-    assert [rates.take("a"), rates.take("a"), rates.take("b")] == [0.0, 0.0, 0.0]
-    assert rates.take("a") == 2.0
-    now[0] += 2.0
-    assert [rates.take("a"), rates.take("a")] == [0.0, 2.0]
-    rates.give_back("a")
-    assert rates.take("a") == 0.0
+    assert agent_join._given(["executors.sketch.note=a 🖼"]) == {"executors": {"sketch": {"note": "a 🖼"}}}

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
 from coordinator.web import rates
 from coordinator.web.rates import Rates, address_of
@@ -57,7 +58,8 @@ def test_names_are_bounded_and_the_one_that_asked_least_lately_is_forgotten(monk
 
 
 def request(remote: str | None, forwarded: str | None = None) -> Any:
-    return SimpleNamespace(remote=remote, headers={} if forwarded is None else {"X-Forwarded-For": forwarded})
+    lines = [] if forwarded is None else forwarded.split("\n")
+    return SimpleNamespace(remote=remote, headers=CIMultiDict([("X-Forwarded-For", line) for line in lines]))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,7 @@ def request(remote: str | None, forwarded: str | None = None) -> Any:
         ("::1", "2001:db8:1:2::9", "2001:db8:1:2::/64"),
         ("::ffff:127.0.0.1", "198.51.100.1", "198.51.100.1"),
         ("127.0.0.1", "203.0.113.9, 198.51.100.1", "198.51.100.1"),  # the proxy's own word is the last
+        ("127.0.0.1", "203.0.113.9, 192.0.2.7\n198.51.100.1", "198.51.100.1"),  # in a line of its own, too
         ("127.0.0.1", "nonsense", "127.0.0.1"),
         ("127.0.0.1", None, "127.0.0.1"),
         (None, None, "unknown"),

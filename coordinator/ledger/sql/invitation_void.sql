@@ -1,0 +1,1 @@
+DELETE FROM invitation WHERE worker = $1
