@@ -70,9 +70,10 @@ def label_of(target):
 with (folder / "calls").open("a") as calls:
     calls.write(f"launchctl {' '.join([verb, *rest])}\n")
 
+if verb == "print" and (folder / "no_session").exists():
+    end(113, f"Could not find domain for user gui: {os.getuid()}")
+
 if verb == "print" and rest == [domain]:
-    if (folder / "no_session").exists():
-        end(113, f"Could not find domain for user gui: {os.getuid()}")
     say(f"{domain} = {{\n\ttype = login\n}}")
     end(0)
 
