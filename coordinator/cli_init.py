@@ -3,6 +3,7 @@
 
 import os
 import pwd
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ def init(
     postgres: Annotated[
         str | None, typer.Option(envvar="TANDEM_POSTGRES", help="DSN; without: the socket of Debian's Postgres.")
     ] = None,
-    user: Annotated[str | None, typer.Option(help="Whose services they are; without: who runs this.")] = None,
+    user: Annotated[str | None, typer.Option(help="Whose services they are: it must be who runs this.")] = None,
     http_port: Annotated[int | None, typer.Option(min=1, max=65535, help="On 127.0.0.1 (8420).")] = None,
     nats_port: Annotated[int | None, typer.Option(min=1, max=65535, help="To the internet, TLS (4222).")] = None,
     websocket_port: Annotated[int | None, typer.Option(min=1, max=65535, help="On 127.0.0.1 (4223).")] = None,
@@ -37,7 +38,7 @@ def init(
     if known is None and host is None:
         msg = "which host? give --host with this machine's name on the internet"
         raise ConfigurationError(msg)
-    before = known or Answers(host="", user=pwd.getpwuid(os.geteuid()).pw_name)
+    before = known or Answers(host="", user=_owner(path) or _name(os.geteuid()))
     answers = Answers(
         host=host or before.host,
         user=user or before.user,
@@ -45,6 +46,7 @@ def init(
         nats_port=nats_port or before.nats_port,
         websocket_port=websocket_port or before.websocket_port,
     )
+    _refuse_others(path, answers.user)
     programs = Programs(tandem=Path(sys.executable).with_name("tandem"), nats_server=Path(nats_server()).absolute())
     outcomes = initialise(path, answers, programs, postgres)
     for name, outcome in outcomes.items():
@@ -54,3 +56,31 @@ def init(
         typer.echo("note: the services will run as root; better make a user, and run this as that one", err=True)
     if Outcome.WRITTEN not in outcomes.values():
         typer.echo("everything was there already: nothing was overwritten", err=True)
+
+
+def _refuse_others(folder: Path, user: str) -> None:
+    """Raise ConfigurationError unless this is the services' user: all is written for its owner alone."""
+    me, owner = _name(os.geteuid()), _owner(folder)
+    if me != user:
+        again = shlex.join(["sudo", "-u", user, "tandem", *sys.argv[1:]])
+        msg = f"the services of {folder} run as {user} and could not read what {me} writes; run: {again}"
+        raise ConfigurationError(msg)
+    if owner not in (None, me):
+        given = shlex.join(["sudo", "chown", "-R", f"{me}:", str(folder)])
+        msg = f"{folder} belongs to {owner}, and its services run as {me}; run: {given}"
+        raise ConfigurationError(msg)
+
+
+def _owner(folder: Path) -> str | None:
+    """Return whose folder it is; None if it is not there, or is out of sight."""
+    try:
+        return _name(folder.stat().st_uid)
+    except OSError:
+        return None
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"#{uid}"

@@ -1,7 +1,6 @@
 """What the pages say can be done: their commands exist with these options, their files and tests are there, and run.
 
-Blocks of shell are marked: `run` is carried out below, on a VPS of the test's own; `system` and `mac` need systemd, a
-package manager or macOS, and are read by a shell and by our command lines without being run.
+Here they are read, by a shell and by our command lines; `test_docs_run.py` carries out those that are marked.
 """
 
 import contextlib
@@ -9,7 +8,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,22 +18,16 @@ from typer.core import TyperGroup
 
 from agent.cli import app as agent_app
 from coordinator.cli import app as tandem_app
-from tests.support.processes import clean_environment
-from tests.support.vps import AGENT, Vps, env_file, vps
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MINE = [ROOT / "deploy" / "README.md", ROOT / "docs" / "operations.md"]
 BLOCK = re.compile(r"^```sh (\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PROGRAMS = {"tandem": tandem_app, "tandem-agent": agent_app}
-BIN = Path(sys.executable).parent
 UsageError: Any = typer.BadParameter.__mro__[1]
 MissingParameter: Any = next(one for one in typer.BadParameter.__subclasses__() if one.__name__ == "MissingParameter")
 BadOptionUsage: Any = next(one for one in UsageError.__subclasses__() if one.__name__ == "BadOptionUsage")
 """Typer brings its own click."""
-
-HERE = {"TANDEM_PUBLIC_URL": "", "TANDEM_NATS_PUBLIC_URL": "tls://localhost"}
-"""What the doctor is told where no Caddy runs."""
 
 JOB = "018f7d3e-5a5c-7000-8000-000000000002"
 
@@ -131,6 +123,14 @@ def test_a_shell_can_read_every_block(page: Path) -> None:
         assert said.returncode == 0, said.stderr.decode() + block
 
 
+@pytest.mark.parametrize("page", MINE, ids=lambda page: page.name)
+def test_nothing_is_written_into_the_services_folder_by_another_user(page: Path) -> None:
+    lines = [line for _, block in BLOCK.findall(page.read_text()) for line in block.splitlines()]
+    ours = [line for line in lines if re.search(r"\btandem (backup|doctor|init|migrate|restore) .*/var/lib/", line)]
+    assert ours
+    assert [one for one in ours if not one.startswith(("sudo -u tandem tandem ", "docker compose exec "))] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_the_files_that_a_page_names_are_there(page: Path) -> None:
     text = page.read_text()
@@ -150,56 +150,6 @@ def test_the_tests_that_security_names_are_there() -> None:
         if not re.search(rf"^(async )?def {name}\b", (ROOT / path).read_text(), re.MULTILINE)
     ]
     assert gone == []
-
-
-async def test_the_fifteen_minutes_of_the_readme(tmp_path: Path, ledger_dsn: str) -> None:
-    """Every `run` block of deploy/README.md, in order, as it stands but for folder, host, ports and the line."""
-    blocks = [block for kind, block in BLOCK.findall((ROOT / "deploy" / "README.md").read_text()) if kind == "run"]
-    async with vps(tmp_path, ledger_dsn) as this:
-        await this.nats()
-        url = f"http://127.0.0.1:{this.http_port}"
-        await this.coordinator(TANDEM_PUBLIC_URL=url)
-        said: list[str] = []
-        for block in blocks:
-            lines = [line for line in "\n".join(said).splitlines() if line.startswith("tandem-agent join '")]
-            text = local(block, this, lines[0].split("'")[1] if lines else "LINE")
-            extra = HERE if "doctor" in block else {}
-            done = shell(text, extra, tmp_path, env_file(this.folder / "admin.env"), url)
-            said.append(done)
-            if "tandem-agent join" in block:
-                this.run("mini", [*AGENT, "run", "--config", str(tmp_path / ".config/tandem-agent/agent.toml")])
-        assert "is there" in said[0]  # what `vps` had made by the same command
-        assert "ok     coordinator: " in said[1]
-        assert len(re.findall(r"^tandem-agent join '", said[2], re.MULTILINE)) == 2
-        assert "joined" in said[3]
-        assert "mini" in said[4]
-        assert re.search(r"completed .*mini|mini.*completed", said[4].replace("\n", " "))
-
-
-def local(block: str, this: Vps, line: str) -> str:
-    """Return a block for this machine: no sudo, the test's folder, its host and ports, a sketching Mac."""
-    changes = {
-        "sudo -u tandem ": "",
-        "/var/lib/tandem": str(this.folder),
-        "vps.example.org": "localhost",
-        "'LINE'": f"'{line}' --executor sketch --yes",
-    }
-    for old, new in changes.items():
-        block = block.replace(old, new)
-    return block
-
-
-def shell(text: str, extra: dict[str, str], home: Path, admin: dict[str, str], url: str) -> str:
-    """Run a block as a person would, who has read admin.env; return all that it printed."""
-    environment = clean_environment() | {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(home), "COLUMNS": "200"}
-    environment |= {"TANDEM_TOKEN": admin["TANDEM_TOKEN"], "TANDEM_URL": url} | extra
-    text = text.replace("set +a", f"set +a; export TANDEM_URL={url}")
-    done = subprocess.run(
-        ["bash", "-e", "-c", text], env=environment, capture_output=True, check=False, timeout=120, cwd=home
-    )
-    output = done.stdout.decode() + done.stderr.decode()
-    assert done.returncode == 0, f"{text}\n{output}"
-    return output
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")

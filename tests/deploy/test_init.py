@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import json
 import os
+import pwd
 import shlex
 import ssl
 import tomllib
@@ -16,14 +17,17 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import app, explain
+from coordinator.init import Answers, Programs, initialise
 from coordinator.settings import CoordinatorSettings
 from shared.bus import Bus, BusDown
+from shared.errors import ConfigurationError
 from shared.states import JobState
-from tests.support.processes import clean_environment
+from tests.support.processes import clean_environment, tandem
 from tests.support.servers import QUICK_S
 from tests.support.vps import AGENT, CADDY, READY_S, Vps, private, unit_of, vps
 from tests.support.world import eventually_async
 
+ME = pwd.getpwuid(os.geteuid()).pw_name
 WRITTEN = [
     "Caddyfile", "admin.env", "nats-server.conf", "nats.conf", "systemd/tandem-backup.service",
     "systemd/tandem-backup.timer", "systemd/tandem-coordinator.service", "systemd/tandem-nats.service", "tandem.toml",
@@ -55,7 +59,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_everything_is_written_for_its_owner_alone(tmp_path: Path) -> None:
     folder = tmp_path / "t"
-    said = made(folder, "--host", "vps.example.org", "--user", "tandem")
+    said = made(folder, "--host", "vps.example.org", "--user", ME)
     assert sorted(line.split()[1] for line in said.splitlines() if line.startswith("written")) == sorted(
         str(folder / name) for name in WRITTEN
     )
@@ -130,7 +134,7 @@ def test_what_was_lost_is_made_again_from_the_same_secrets(tmp_path: Path) -> No
         ((), "which host?"),
         (("--host", "https://vps.example.org"), "not a host's name"),
         (("--host", "VPS.example.org"), "not a host's name"),
-        (("--host", "vps.example.org", "--user", "tan dem"), "not a user's name"),
+        (("--host", "vps.example.org", "--user", "somebody"), "run: sudo -u somebody tandem "),
     ],
 )
 def test_what_cant_be_is_said_and_nothing_written(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
@@ -154,9 +158,40 @@ def test_a_folder_of_something_else_or_of_another_host_is_refused(tmp_path: Path
     assert contents(tmp_path / "t") == before
 
 
-def test_a_path_that_could_break_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_path_or_a_user_that_could_break_a_file_is_refused(tmp_path: Path) -> None:
     status, error = init(tmp_path / 'a "b', "--host", "vps.example.org")
     assert (status, "letters, digits" in error) == (2, True)
+    programs = Programs(tandem=Path("/bin/true"), nats_server=Path("/bin/true"))
+    with pytest.raises(ConfigurationError, match="not a user's name"):
+        initialise(tmp_path / "t", Answers(host="vps.example.org", user="tan dem"), programs)
+    assert not (tmp_path / "t").exists()
+
+
+async def test_only_the_services_user_may_write(tmp_path: Path) -> None:
+    """What another wrote, root too, the units could not read: the command is told that would have been right."""
+    status, _, error = await tandem("init", str(tmp_path / "t"), "--host", "vps.example.org", "--user", "somebody")
+    again = f"sudo -u somebody tandem init {tmp_path / 't'} --host vps.example.org --user somebody"
+    assert (status, error.strip().endswith(again)) == (2, True), error
+    made(tmp_path / "t", "--host", "vps.example.org")
+    answers = tmp_path / "t" / "init.json"
+    answers.write_text(answers.read_text().replace(f'"{ME}"', '"somebody"'))
+    before = contents(tmp_path / "t")
+    status, error = init(tmp_path / "t")
+    assert (status, "run as somebody and could not read" in error) == (2, True), error
+    assert contents(tmp_path / "t") == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_root_does_not_write_into_a_folder_of_somebody_else(tmp_path: Path) -> None:
+    nobody = pwd.getpwnam("nobody").pw_uid
+    (tmp_path / "new").mkdir()
+    made(tmp_path / "known", "--host", "vps.example.org")
+    for name in ("new", "known"):
+        before = contents(tmp_path / name)
+        os.chown(tmp_path / name, nobody, -1)
+        status, error = init(tmp_path / name, "--host", "vps.example.org")
+        assert (status, "sudo -u nobody tandem" in error or f"chown -R {ME}: " in error) == (2, True), error
+        assert contents(tmp_path / name) == before
 
 
 # ---- what they make, together

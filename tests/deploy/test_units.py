@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,25 +118,43 @@ def compose() -> dict[str, Any]:
     return found
 
 
-def test_only_caddy_and_nats_are_reached_from_outside(compose: dict[str, Any]) -> None:
-    ports = {name: service["ports"] for name, service in compose["services"].items() if "ports" in service}
-    assert ports == {"nats": ["80:80", "443:443", "443:443/udp", "4222:4222"]}  # whose network the others share
-    networks = {name: service.get("network_mode") for name, service in compose["services"].items()}
-    shared = "service:nats"
-    assert networks == {"init": None, "nats": None, "coordinator": shared, "caddy": shared, "postgres": "none"}
-
-
-def test_containers_share_no_more_than_they_need(compose: dict[str, Any]) -> None:
-    mounts = {name: service["volumes"] for name, service in compose["services"].items()}
-    named = {name: {mount.split(":")[0] for mount in some} for name, some in mounts.items()}
-    assert named == {
-        "init": {"tandem"},
-        "nats": {"tandem"},
-        "coordinator": {"tandem", "postgres-socket"},
-        "postgres": {"postgres", "postgres-socket"},
-        "caddy": {"./Caddyfile", "caddy"},
+def test_only_what_never_ends_lends_its_network_and_processes(compose: dict[str, Any]) -> None:
+    """A container that restarts gets new ones, and whoever had joined the old ones stays behind with those."""
+    services = compose["services"]
+    lenders = {service.get(what) for service in services.values() for what in ("network_mode", "pid")}
+    lenders = {lender.removeprefix("service:") for lender in lenders if str(lender).startswith("service:")}
+    assert {lender: (services[lender]["command"], services[lender]["init"]) for lender in lenders} == {
+        "machine": ("sleep infinity", True)
     }
-    assert set(compose["volumes"]) == set().union(*named.values()) - {"./Caddyfile"}
+    assert [name for name, service in services.items() if "ports" in service] == ["machine"]
+
+
+def test_only_who_needs_the_ledger_reaches_the_socket_that_lets_everybody_in(compose: dict[str, Any]) -> None:
+    sharers = [
+        name for name, service in compose["services"].items() if "postgres-socket" in str(service.get("volumes"))
+    ]
+    assert sharers == ["coordinator", "backup", "postgres"]
+    assert compose["services"]["postgres"]["network_mode"] == "none"
+
+
+def test_the_backups_of_containers_are_those_of_the_units(compose: dict[str, Any], tmp_path: Path) -> None:
+    """The loop is run by a shell, with programs that say what they were asked, for one night."""
+    unit = unit_of(DEPLOY / "systemd" / "tandem-backup.service")["Service"]
+    words = [word.replace("$$", "$") for word in compose["services"]["backup"]["command"]]
+    assert f"cd {unit['WorkingDirectory']} && " in words[-1]
+    words[-1] = words[-1].replace(unit["WorkingDirectory"], str(tmp_path))
+    for name in ("sleep", "tandem", "find"):
+        program = tmp_path / name
+        ends = "test ! -e slept; e=$?; touch slept; exit $e" if name == "sleep" else "exit 1"
+        program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$(basename "$0") $*" >> said\n{ends}\n')
+        program.chmod(0o755)
+    subprocess.run(words, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False, timeout=20)
+    slept, *said, _ = (tmp_path / "said").read_text().splitlines()
+    asked = [unit[name].rpartition("bin/")[2] for name in ("ExecStart", "ExecStartPost")]
+    assert said == [asked[0], asked[1].replace(unit["WorkingDirectory"], ".")]
+    at = time.gmtime(time.time() + int(slept.removeprefix("sleep ")))
+    minutes = at.tm_hour * 60 + at.tm_min
+    assert abs(minutes - (3 * 60 + 30)) <= 1  # as in tandem-backup.timer
 
 
 def test_containers_are_limited(compose: dict[str, Any]) -> None:
@@ -150,7 +169,7 @@ def test_containers_run_what_the_units_run(compose: dict[str, Any]) -> None:
     for service, unit in (("nats", "tandem-nats"), ("coordinator", "tandem-coordinator")):
         words = unit_of(DEPLOY / "systemd" / f"{unit}.service")["Service"]["ExecStart"]
         assert compose["services"][service]["command"] == words.replace("/opt/tandem/bin/", "")
-    assert compose["services"]["coordinator"]["pid"] == "service:nats"  # nats_reload signals across
+    assert compose["services"]["coordinator"]["pid"] == compose["services"]["nats"]["pid"]  # nats_reload signals across
 
 
 def test_the_image_has_all_that_the_package_is_made_of(compose: dict[str, Any]) -> None:

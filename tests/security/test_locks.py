@@ -11,8 +11,10 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "deploy" / "locks"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = sorted(PROJECT["optional-dependencies"])
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+FILES = ("agent", "build", "embedded")
+"""By extra: what a Mac and a server install (the server's includes the coordinator's); and what builds Tandem there."""
 
 
 class Locked(NamedTuple):
@@ -22,21 +24,23 @@ class Locked(NamedTuple):
     hashes: list[str]
 
 
-def locked(extra: str) -> dict[str, list[Locked]]:
-    """Return what an extra's lock has; a package may be there more than once, for different systems."""
+def locked(name: str) -> dict[str, list[Locked]]:
+    """Return what a lock has; a package may be there more than once, for different systems."""
     found: dict[str, list[Locked]] = {}
-    entries = re.split(r"\n(?=\S)", (LOCKS / f"{extra}.txt").read_text().strip())
+    entries = re.split(r"\n(?=\S)", (LOCKS / f"{name}.txt").read_text().strip())
     for entry in (one for one in entries if not one.startswith("#")):
-        name, version = re.match(r"([A-Za-z0-9._-]+)==([^\s;]+)", entry).groups()  # type: ignore[union-attr]
+        package, version = re.match(r"([A-Za-z0-9._-]+)==([^\s;]+)", entry).groups()  # type: ignore[union-attr]
         hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})\b", entry)
-        found.setdefault(canonicalize_name(name), []).append(Locked(version, hashes))
+        found.setdefault(canonicalize_name(package), []).append(Locked(version, hashes))
     return found
 
 
-def wanted(extra: str) -> list[Requirement]:
-    """Return what pyproject.toml asks for with an extra, other extras of its own included."""
+def wanted(name: str) -> list[Requirement]:
+    """Return what pyproject.toml asks for: to build Tandem, or with an extra, other extras of its own included."""
+    if name == "build":
+        return [Requirement(text) for text in PYPROJECT["build-system"]["requires"]]
     found = [Requirement(text) for text in PROJECT["dependencies"]]
-    for requirement in map(Requirement, PROJECT["optional-dependencies"][extra]):
+    for requirement in map(Requirement, PROJECT["optional-dependencies"][name]):
         if requirement.name == PROJECT["name"]:
             found += [one for other in requirement.extras for one in wanted(other)]
         else:
@@ -44,27 +48,27 @@ def wanted(extra: str) -> list[Requirement]:
     return found
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
-def test_the_lock_has_all_that_is_wanted_in_a_version_that_fits(extra: str) -> None:
-    lock = {name: [one.version for one in found] for name, found in locked(extra).items()}
+@pytest.mark.parametrize("name", FILES)
+def test_the_lock_has_all_that_is_wanted_in_a_version_that_fits(name: str) -> None:
+    lock = {package: [one.version for one in found] for package, found in locked(name).items()}
     wrong = []
-    for requirement in wanted(extra):
+    for requirement in wanted(name):
         versions = lock.get(canonicalize_name(requirement.name), [])
         if not any(requirement.specifier.contains(version) for version in versions):
             wrong.append(f"{requirement} is not {versions}")
     assert wrong == [], "make the locks anew: docs/operations.md, Dependencies"
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
-def test_each_locked_file_has_its_hash(extra: str) -> None:
-    lock = locked(extra)
-    assert len(lock) > 10
-    assert [name for name, versions in lock.items() for one in versions if not one.hashes] == []
+@pytest.mark.parametrize("name", FILES)
+def test_each_locked_file_has_its_hash(name: str) -> None:
+    lock = locked(name)
+    assert lock
+    assert [package for package, versions in lock.items() for one in versions if not one.hashes] == []
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
-def test_a_lock_names_no_place(extra: str) -> None:
-    text = (LOCKS / f"{extra}.txt").read_text()
+@pytest.mark.parametrize("name", FILES)
+def test_a_lock_names_no_place(name: str) -> None:
+    text = (LOCKS / f"{name}.txt").read_text()
     assert "://" not in text
     assert not re.search(r"^\s*(-i|-f|--index|--extra-index|--find-links|--trusted)", text, re.MULTILINE)
 
@@ -72,7 +76,19 @@ def test_a_lock_names_no_place(extra: str) -> None:
 def test_all_locks_have_the_same_versions() -> None:
     """What the agent and the coordinator share, they share in one version: they run from one installation in tests."""
     versions: dict[str, set[tuple[str, ...]]] = {}
-    for extra in EXTRAS:
-        for name, found in locked(extra).items():
-            versions.setdefault(name, set()).add(tuple(sorted(one.version for one in found)))
-    assert {name: found for name, found in versions.items() if len(found) > 1} == {}
+    for name in FILES:
+        for package, found in locked(name).items():
+            versions.setdefault(package, set()).add(tuple(sorted(one.version for one in found)))
+    assert {package: found for package, found in versions.items() if len(found) > 1} == {}
+
+
+def test_every_lock_is_one_that_somebody_installs() -> None:
+    assert {path.stem for path in LOCKS.iterdir()} == set(FILES)
+    for page in ("deploy/README.md", "docs/operations.md", "deploy/compose.yaml"):
+        text = (ROOT / page).read_text()
+        installs = [line for line in re.findall(r"^.*\bpip install .*$", text, re.MULTILINE) if "`" not in line]
+        assert installs
+        for line in installs:
+            assert ("--require-hashes" in line) != ("--no-deps --no-build-isolation" in line), f"{page}: {line}"
+        used = set(re.findall(r"locks/(\w+)\.txt", "\n".join(installs)))
+        assert used == ({"build", "embedded"} if page.endswith("yaml") else set(FILES)), page
