@@ -1,7 +1,8 @@
 """`tandem backup` and `restore`: the ledger, the artifacts and the settings in one file; NATS is rebuilt.
 
-A backup is one snapshot of the ledger (pg_dump, while everything goes on), then the artifacts: a content that the
-snapshot names is in the store until its job is trimmed, and what came since is swept after a restore.
+A backup is one snapshot of the ledger (pg_dump, while everything goes on), then the settings, then the artifacts. A
+content that the snapshot names is in the store until retention or a lost lease lets its file go; one that went before
+it was packed is left out, and a restored ledger soon lets go of the same file. What came since is swept after it.
 
 A restore is older than what agents hold and receivers were told. Whatever was granted between the two may have the
 epochs that this ledger would grant next, so it grants none below a floor which no agent can know (`restored_mark.sql`):
@@ -10,20 +11,26 @@ backup and is still held goes on.
 """
 
 import asyncio
+import fcntl
+import hashlib
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 import structlog
 
 from coordinator import backup_files, pg_tools
 from coordinator.backup_files import ARTIFACTS, DUMP, FORMAT, SETTINGS, BrokenBackupError, Manifest
 from coordinator.embedded import EmbeddedPostgres
+from coordinator.init import ANSWERS
 from coordinator.ledger.migrate import (
     create_database_if_missing,
     known_revisions,
@@ -37,8 +44,14 @@ from shared.errors import ConfigurationError
 
 _log = structlog.get_logger()
 
-_FOLDER_SETTINGS = ("identities", "secrets", "tls", "tokens.json", "sources.toml")
+_FOLDER_SETTINGS: Final = ("identities", "secrets", "tls", "tokens.json", "sources.toml")
 """What of a `tandem up` folder is settings: without them no agent, token or session would be known again."""
+
+_INIT_SETTINGS: Final = (ANSWERS, "admin.env", "nats-server.conf", "nats.conf", "cluster.conf", "tls")
+"""What of a `tandem init` folder is settings beside the coordinator's own; it makes the rest anew."""
+
+_SCRATCH: Final = ".tandem-backup-"
+_BEGUN_S: Final = 60.0  # after that one which nobody holds was left by a killed process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +61,14 @@ class Place:
     dsn: str
     artifacts: Path | None  # None: in a bucket, which is backed up by itself
     settings: dict[str, Path] = field(default_factory=dict)  # name in the backup -> file or folder
+
+
+@dataclass(frozen=True, slots=True)
+class BackedUp:
+    """What is in a backup."""
+
+    jobs: int
+    artifacts: int | None  # None: they are in their bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,39 +82,67 @@ class Restored:
     epoch_floor: int
 
 
-async def back_up(place: Place, path: Path) -> Manifest:
+async def back_up(place: Place, path: Path) -> BackedUp:
     """Write a backup to a file that is not there yet, while everything goes on."""
-    with backup_files.new_backup(path) as packer, _scratch(path.parent) as scratch:
+    backup_files.refuse_old(path)
+    with _scratch(path.parent) as scratch:
+        await _refuse_without_room(place, scratch)
         dumped = scratch / DUMP
         made_at = datetime.now(UTC)
         jobs, _ = await counts(place.dsn)
         await pg_tools.dump(place.dsn, dumped, server=await server_version(place.dsn))
-        return await asyncio.to_thread(_pack, packer, place, dumped, made_at, jobs, await revision_of(place.dsn) or "")
+        schema = await revision_of(place.dsn) or ""
+        with backup_files.new_backup(path, scratch / "part") as packer:
+            artifacts = await asyncio.to_thread(_pack, packer, place, dumped, made_at, jobs, schema)
+        return BackedUp(jobs, artifacts)
+
+
+async def _refuse_without_room(place: Place, folder: Path) -> None:
+    wanted = await pg_tools.size_of(place.dsn) + await asyncio.to_thread(_size_of_contents, place.artifacts)
+    free = shutil.disk_usage(folder).free
+    if free < wanted:
+        msg = (
+            f"{folder.parent}: {free / 1e6:.0f} MB are free, and this backup may take {wanted / 1e6:.0f} MB: make room"
+        )
+        raise ConfigurationError(msg)
+
+
+def _size_of_contents(artifacts: Path | None) -> int:
+    size = 0
+    for _, source in backup_files.contents_in(artifacts) if artifacts else ():
+        with suppress(FileNotFoundError):
+            size += source.stat().st_size
+    return size
 
 
 def _pack(
     packer: backup_files.Packer, place: Place, dumped: Path, made_at: datetime, jobs: int, schema: str
-) -> Manifest:
-    settings = [
-        member
-        for name, source in place.settings.items()
-        if source.exists()
-        for member in backup_files.settings_in(name, source)
-    ]
-    contents = list(backup_files.contents_in(place.artifacts)) if place.artifacts else []
-    manifest = Manifest(
-        format=FORMAT,
-        tandem=version("tandem"),
-        schema=schema,
-        made_at=made_at,
-        jobs=jobs,
-        artifacts=len(contents) if place.artifacts else None,
-        sha256={name: backup_files.sha256_of(source) for name, source in [(DUMP, dumped), *settings]},
+) -> int | None:
+    """Write all of it; return how many contents."""
+    settings = dict(
+        member for name, source in place.settings.items() for member in backup_files.settings_in(name, source)
     )
-    packer.manifest(manifest)
-    for name, source in [(DUMP, dumped), *settings, *contents]:
-        packer.file(name, source)
-    return manifest
+    digests = {name: hashlib.sha256(body).hexdigest() for name, body in settings.items()}
+    packer.manifest(
+        Manifest(
+            format=FORMAT,
+            tandem=version("tandem"),
+            schema=schema,
+            made_at=made_at,
+            jobs=jobs,
+            sha256={DUMP: backup_files.sha256_of(dumped), **digests},
+        )
+    )
+    packer.file(DUMP, dumped)
+    for name, body in settings.items():
+        packer.body(name, body)
+    contents = 0
+    for name, source in backup_files.contents_in(place.artifacts) if place.artifacts else ():
+        with suppress(FileNotFoundError):  # swept meanwhile
+            packer.file(name, source)
+            contents += 1
+    packer.end(contents)
+    return contents if place.artifacts else None
 
 
 async def restore_folder(path: Path, data: Path) -> Restored:
@@ -110,43 +159,73 @@ async def restore_folder(path: Path, data: Path) -> Restored:
             return await _fill(manifest, postgres.dsn, scratch / DUMP, contents)
 
 
+def restore_settings(path: Path, folder: Path) -> None:
+    """Put the settings of a backup into an empty folder, or one that is not there; the whole backup is checked."""
+    with _scratch(folder) as scratch:
+        _refuse_used(folder)
+        _unpack(path, {DUMP: None, SETTINGS: scratch / "settings", ARTIFACTS: None})
+        for found in sorted((scratch / "settings").iterdir()):
+            _move(found, folder / found.name)
+
+
 async def restore_servers(path: Path, settings: CoordinatorSettings) -> Restored:
-    """Fill an empty database and artifact folder as the settings name them, and the folder of secrets."""
+    """Fill an empty database and artifact folder as the settings name them, and put secrets that are missing there.
+
+    Everything is unpacked beside its place, then the database is filled, then all is moved: what fails leaves nothing.
+    """
     dsn = settings.postgres.get_secret_value()
     await create_database_if_missing(dsn)
     if not await is_empty(dsn):
         msg = "the database has tables already: restore into an empty one"
         raise ConfigurationError(msg)
     artifacts = None if settings.artifacts_url else settings.artifacts
-    for folder in (artifacts and artifacts / "sha256", settings.secrets):
-        _refuse_used(folder)
-    parent = settings.secrets.absolute().parent
-    with _scratch(parent) as scratch:
-        where: dict[str, Path | None] = {
-            DUMP: scratch / DUMP,
-            SETTINGS: scratch / "settings",
-            ARTIFACTS: artifacts and artifacts / "sha256",
-        }
+    with ExitStack() as stack:
+        scratch = stack.enter_context(_scratch(settings.secrets.absolute().parent))
+        store = stack.enter_context(_scratch(artifacts)) if artifacts else None
+        if artifacts is not None:
+            _refuse_used(artifacts / "sha256")
+        where = {DUMP: scratch / DUMP, SETTINGS: scratch / "settings", ARTIFACTS: store and store / "sha256"}
         manifest, contents = await asyncio.to_thread(_unpack, path, where)
-        await asyncio.to_thread(_place_settings, scratch / "settings", settings)
-        return await _fill(manifest, dsn, scratch / DUMP, contents)
+        moves = _missing(scratch / "settings", settings)
+        if store is not None and artifacts is not None and contents:
+            moves.append((store / "sha256", artifacts / "sha256"))
+        restored = await _fill(manifest, dsn, scratch / DUMP, contents)
+        for source, target in moves:
+            await asyncio.to_thread(_move, source, target)
+        return restored
 
 
-def _refuse_used(folder: Path | None) -> None:
-    if folder is not None and folder.exists() and any(folder.iterdir()):
+def _refuse_used(folder: Path) -> None:
+    """Refuse a folder with anything in it; folders without files are nothing."""
+    if folder.exists() and (not folder.is_dir() or any(not one.is_dir() for one in folder.rglob("*"))):
         msg = f"{folder} is not empty: nothing is overwritten; move it away, or restore into a new one"
         raise ConfigurationError(msg)
 
 
-def _place_settings(found: Path, settings: CoordinatorSettings) -> None:
-    """Put secrets and identities where the settings say; identities that are there already stay."""
-    targets = {"secrets": settings.secrets}
-    if settings.nats_identities is not None and not (settings.nats_identities / "identities").exists():
-        targets["identities"] = settings.nats_identities / "identities"
-    for name, target in targets.items():
-        if (found / name).exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(found / name, target, dirs_exist_ok=True)
+def _missing(found: Path, settings: CoordinatorSettings) -> list[tuple[Path, Path]]:
+    """Return which settings go where: those that are not there. A secret that is there must be the same."""
+    moves = []
+    for secret in sorted(one for one in (found / "secrets").rglob("*") if one.is_file()):
+        target = settings.secrets / secret.relative_to(found / "secrets")
+        if not target.exists():
+            moves.append((secret, target))
+        elif target.read_bytes() != secret.read_bytes():
+            msg = f"{target} is another than the backup's: nothing is overwritten; move it away"
+            raise ConfigurationError(msg)
+    identities, sources = settings.nats_identities, settings.sources_file
+    if identities is not None and not (identities / "identities").exists() and (found / "identities").exists():
+        moves.append((found / "identities", identities / "identities"))
+    if sources is not None and not sources.exists() and (found / "sources.toml").exists():
+        moves.append((found / "sources.toml", sources))
+    return moves
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move a file, or a folder to where none is, or one without files."""
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in sorted((target, *target.rglob("*")), reverse=True) if target.is_dir() else ():
+        folder.rmdir()
+    shutil.move(source, target)
 
 
 @contextmanager
@@ -169,7 +248,7 @@ def _unpack(path: Path, where: dict[str, Path | None]) -> tuple[Manifest, list[s
 
 
 async def _fill(manifest: Manifest, dsn: str, dumped: Path, contents: list[str]) -> Restored:
-    await pg_tools.restore(dsn, dumped, server=await server_version(dsn))
+    await pg_tools.restore(dsn, dumped)
     await migrate(dsn)
     floor = await mark_restored(dsn, manifest.made_at)
     jobs, live = await counts(dsn)
@@ -200,15 +279,44 @@ def place_of_settings(settings: CoordinatorSettings, config: Path | None) -> Pla
         found["tandem.toml"] = config
     if settings.sources_file is not None:
         found["sources.toml"] = settings.sources_file
-    if settings.nats_identities is not None:
-        found["identities"] = settings.nats_identities / "identities"
+    folder = settings.nats_identities
+    if folder is not None:
+        found["identities"] = folder / "identities"
+        if (folder / ANSWERS).exists():
+            found |= {name: folder / name for name in _INIT_SETTINGS}
     artifacts = None if settings.artifacts_url else settings.artifacts
     return Place(dsn=settings.postgres.get_secret_value(), artifacts=artifacts, settings=found)
 
 
 @contextmanager
 def _scratch(beside: Path) -> Iterator[Path]:
-    """Yield a folder for the dump, on the same disk: it may be large, and /tmp small."""
-    beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".tandem-backup-", dir=beside) as folder:
-        yield Path(folder)
+    """Yield a folder for what is not whole yet, on the same disk: it may be large, and /tmp small.
+
+    What killed processes left there is removed first: a living one holds its folder (flock).
+    """
+    try:
+        beside.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_left(beside)
+        made = tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=beside)
+    except OSError as error:
+        msg = f"{beside}: {error.strerror}"
+        raise ConfigurationError(msg) from None
+    with made as folder:
+        held = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield Path(folder)
+        finally:
+            os.close(held)
+
+
+def _remove_left(beside: Path) -> None:
+    for left in beside.glob(f"{_SCRATCH}*"):
+        with suppress(OSError):  # another's, or held, or gone by now
+            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(descriptor).st_mtime < time.time() - _BEGUN_S:
+                    shutil.rmtree(left)
+            finally:
+                os.close(descriptor)

@@ -4,6 +4,7 @@
     ledger.dump                  pg_dump's custom format
     settings/...                 identities, secrets, tokens, configuration: as they lay in their folders
     artifacts/sha256/ab/cdef...  contents, named by their SHA-256
+    end.json                     how many of them: without it the file was cut off
 
 Whoever has it has everything: it is written for its owner alone (0600). Called by `backup.py`.
 """
@@ -14,7 +15,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,12 +26,13 @@ import orjson
 from shared.errors import ConfigurationError, TandemError
 from shared.private_file import sync_folder
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 DUMP: Final = "ledger.dump"
 SETTINGS: Final = "settings/"
 ARTIFACTS: Final = "artifacts/sha256/"
 _MANIFEST: Final = "manifest.json"
-_MOST_MANIFEST_BYTES: Final = 64 * 1024 * 1024
+_END: Final = "end.json"
+_MOST_JSON_BYTES: Final = 64 * 1024 * 1024
 _CHUNK: Final = 1024 * 1024
 _CONTENT = re.compile(rf"{ARTIFACTS}[0-9a-f]{{2}}/[0-9a-f]{{62}}")
 _SETTING = re.compile(rf"{SETTINGS}[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
@@ -49,53 +51,57 @@ class Manifest:
     schema: str  # of the ledger
     made_at: datetime
     jobs: int
-    artifacts: int | None  # contents in it; None: they lie in a bucket of their own
     sha256: Mapping[str, str] = field(default_factory=dict)  # by member
 
 
 @contextmanager
-def new_backup(path: Path) -> Iterator["Packer"]:
-    """Write a file that is there whole or not at all; ConfigurationError if there is one already."""
+def new_backup(path: Path, part: Path) -> Iterator["Packer"]:
+    """Write a file that is there whole or not at all; `part`, on the same disk, is what is not whole yet."""
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        yield Packer(tar)
+        tar.close()
+        raw.flush()
+        os.fsync(raw.fileno())
+    refuse_old(path)
+    part.rename(path)
+    sync_folder(path.parent)
+
+
+def refuse_old(path: Path) -> None:
+    """Raise ConfigurationError if there is something already."""
     if path.exists():
         msg = f"{path} is there already: a backup is never overwritten"
         raise ConfigurationError(msg)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        msg = f"{path}: {error.strerror}"
-        raise ConfigurationError(msg) from None
-    try:
-        with os.fdopen(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            yield Packer(tar)
-            tar.close()
-            raw.flush()
-            os.fsync(raw.fileno())
-        part.rename(path)
-        sync_folder(path.parent)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 class Packer:
-    """Adds members: the manifest first, then what it names, then the artifacts."""
+    """Adds members: the manifest first, then what it names, then the artifacts, then the end."""
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
 
     def manifest(self, manifest: Manifest) -> None:
         """Add the manifest."""
-        body = orjson.dumps(asdict(manifest), option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z)
-        info = tarfile.TarInfo(_MANIFEST)
-        info.size, info.mode = len(body), 0o600
-        self._tar.addfile(info, io.BytesIO(body))
+        self.body(_MANIFEST, orjson.dumps(asdict(manifest), option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z))
+
+    def body(self, name: str, body: bytes) -> None:
+        """Add what is in memory."""
+        self._add(name, len(body), io.BytesIO(body))
 
     def file(self, name: str, path: Path) -> None:
         """Add a file."""
         with path.open("rb") as source:
-            info = tarfile.TarInfo(name)
-            info.size, info.mode = os.fstat(source.fileno()).st_size, 0o600
-            self._tar.addfile(info, source)
+            self._add(name, os.fstat(source.fileno()).st_size, source)
+
+    def end(self, artifacts: int) -> None:
+        """Say that this was all."""
+        self.body(_END, orjson.dumps({"artifacts": artifacts}))
+
+    def _add(self, name: str, size: int, source: IO[bytes]) -> None:
+        info = tarfile.TarInfo(name)
+        info.size, info.mode = size, 0o600
+        self._tar.addfile(info, source)
 
 
 @contextmanager
@@ -120,7 +126,7 @@ class Unpacker:
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
         first = tar.next()
-        if first is None or first.name != _MANIFEST or first.size > _MOST_MANIFEST_BYTES:
+        if first is None or first.name != _MANIFEST or first.size > _MOST_JSON_BYTES:
             msg = "this is no backup of tandem: it does not begin with manifest.json"
             raise BrokenBackupError(msg)
         self.manifest = _manifest(self._stream(first).read())
@@ -132,7 +138,11 @@ class Unpacker:
         """
         contents: list[str] = []
         missing = set(self.manifest.sha256)
+        promised: object = None
         while (member := self._tar.next()) is not None:
+            if member.name == _END and member.isfile() and member.size < _MOST_JSON_BYTES:
+                promised = _artifacts_of(self._stream(member).read())
+                break
             if not member.isfile() or not _is_ours(member.name):
                 msg = f"a backup does not have {member.name!r} in it"
                 raise BrokenBackupError(msg)
@@ -149,7 +159,7 @@ class Unpacker:
                 raise BrokenBackupError(msg)
             if is_content:
                 contents.append(str(expected))
-        if missing or (self.manifest.artifacts is not None and len(contents) != self.manifest.artifacts):
+        if missing or len(contents) != promised:
             msg = f"the backup is cut off: {', '.join(sorted(missing)) or 'artifacts'} missing"
             raise BrokenBackupError(msg)
         return contents
@@ -193,28 +203,39 @@ def contents_in(folder: Path) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
-def settings_in(prefix: str, path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield a file, or the files of a folder, as members under `settings/`; what is no plain name is left out."""
+def settings_in(prefix: str, path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield a file, or the files of a folder, as members under `settings/`; what is no plain name is left out.
+
+    Read once: a worker that joins or is revoked meanwhile changes some of them, or removes one.
+    """
     for one in [path] if path.is_file() else sorted(path.rglob("*")):
         below = "" if one == path else f"/{one.relative_to(path).as_posix()}"
         name = f"{SETTINGS}{prefix}{below}"
-        if one.is_file() and not one.is_symlink() and _SETTING.fullmatch(name):
-            yield name, one
+        with suppress(FileNotFoundError):
+            if one.is_file() and not one.is_symlink() and _SETTING.fullmatch(name):
+                yield name, one.read_bytes()
 
 
 def _is_ours(name: str) -> bool:
     return name == DUMP or bool(_CONTENT.fullmatch(name) or _SETTING.fullmatch(name))
 
 
+def _artifacts_of(body: bytes) -> object:
+    try:
+        return orjson.loads(body)["artifacts"]
+    except (ValueError, KeyError, TypeError) as error:
+        msg = f"{_END} can't be read: {error}"
+        raise BrokenBackupError(msg) from None
+
+
 def _manifest(body: bytes) -> Manifest:
     try:
         said: dict[str, Any] = orjson.loads(body)
         made_at = datetime.fromisoformat(said.pop("made_at")).astimezone(UTC)
-        manifest = Manifest(made_at=made_at, **said)
+        if said["format"] != FORMAT:
+            msg = f"format {said['format']} is not known to this version: restore with tandem {said['tandem']}"
+            raise BrokenBackupError(msg)
+        return Manifest(made_at=made_at, **said)
     except (ValueError, KeyError, TypeError) as error:
         msg = f"manifest.json can't be read: {error}"
         raise BrokenBackupError(msg) from None
-    if manifest.format != FORMAT:
-        msg = f"format {manifest.format} is not known to this version: restore with tandem {manifest.tandem}"
-        raise BrokenBackupError(msg)
-    return manifest

