@@ -18,6 +18,8 @@ from agent.tools import find
 
 _log = structlog.get_logger()
 
+_END_S = 2.0
+
 
 class Awake:
     """`run` keeps the child that fits; `look` when an attempt came or went."""
@@ -94,4 +96,9 @@ async def _end(child: Process) -> None:
     if child.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             child.terminate()
-    await child.wait()
+    try:
+        async with asyncio.timeout(_END_S):
+            await child.wait()
+    except TimeoutError:
+        child.kill()
+        await child.wait()

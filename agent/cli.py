@@ -4,6 +4,7 @@ Exit status: 0 ok, 1 failed, 2 usage or settings, 3 a server can't be reached. S
 """
 
 import asyncio
+import importlib.metadata
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -39,6 +40,22 @@ Slots = Annotated[int | None, typer.Option("--slots", help="How many jobs may ru
 Executors = Annotated[
     list[str] | None, typer.Option("--executor", help="Use this executor with its defaults (repeatable).")
 ]
+
+
+def _say_version(asked: bool) -> None:  # noqa: FBT001 - the shape of an option's callback
+    if asked:
+        typer.echo(f"tandem {importlib.metadata.version('tandem')}")
+        raise typer.Exit
+
+
+@app.callback(help=__doc__)
+def _program(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Say how it is called; the commands do the work."""
 
 
 @app.command()

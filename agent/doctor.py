@@ -15,7 +15,7 @@ from agent.executors.registry import Registry, load_executors
 from agent.finding import Finding
 from agent.host import Clock
 from agent.settings import AgentSettings
-from agent.workspace import data_folder
+from agent.workspace import FolderInUseError, data_folder
 from shared import subjects
 from shared.bus import Bus, BusDown, BusError, Denied, NoResponders
 from shared.errors import ConfigurationError
@@ -53,7 +53,8 @@ def _settings(settings: AgentSettings) -> Finding:
     if seed is None:
         todo = "set seed_file to the file that `tandem up --worker NAME` or your administrator made"
         return Finding("settings", False, "no nkey seed", todo)
-    return Finding("settings", True, f"worker {settings.worker}, {settings.slots} slots, rank {settings.rank}")
+    slots = f"{settings.slots} slot{'' if settings.slots == 1 else 's'}"
+    return Finding("settings", True, f"worker {settings.worker}, {slots}, rank {settings.rank}")
 
 
 def _folder(settings: AgentSettings) -> tuple[list[Finding], bool]:
@@ -66,9 +67,9 @@ def _folder(settings: AgentSettings) -> tuple[list[Finding], bool]:
             probe.unlink()
             space = os.statvfs(path)
     except ConfigurationError as error:
-        running = "is in use" in str(error)
-        todo = "nothing to do while an agent runs there; else choose a folder that this user may write"
-        return [Finding("data folder", running, str(error), todo)], running
+        if isinstance(error, FolderInUseError):
+            return [Finding("data folder", True, f"{root}, an agent runs there ({error.owner})")], True
+        return [Finding("data folder", False, str(error), "choose a folder that this user may write")], False
     except OSError as error:
         return [Finding("data folder", False, str(error), f"make {root} writable, or set data")], False
     free = space.f_bavail * space.f_frsize

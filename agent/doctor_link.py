@@ -31,6 +31,10 @@ _LOCAL_NETWORK: Final = (
     "System Settings > Privacy & Security > Local Network, switch this Python on; if it is not listed, restart the "
     "Mac; or reach the server by a public name or a VPN. Terminal is exempt: only `doctor --in-service` shows this"
 )
+_NO_TLS: Final = (
+    "have the server speak TLS: `tandem up --listen NAME`, or give nats-server a certificate (docs/operations.md); "
+    "nats:// in `nats` and no ca_file only if it is on this very machine (127.0.0.1)"
+)
 
 Connect = Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
@@ -138,9 +142,7 @@ async def _tls(
         facts.append(f"nats-server {info.get('version', '?')}")
         wanted = wanted or bool(info.get("tls_required"))
         if wanted and not (info.get("tls_required") or info.get("tls_available")):
-            raise _StepError(
-                "TLS", "the server speaks none", "write nats:// in `nats`, or give the server a certificate"
-            )
+            raise _StepError("TLS", "the server speaks none", _NO_TLS)
     if not wanted:
         return ["name, TCP, key are right, not encrypted", *facts]
     context = tls or ssl.create_default_context()

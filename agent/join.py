@@ -13,11 +13,12 @@ Called by `cli`.
 import asyncio
 import json
 import os
+import re
 import shlex
 import ssl
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ import aiohttp
 import orjson
 import typer
 
-from agent.executors.base import Backed
+from agent.executors.base import Backed, Executor, Proposing
 from agent.executors.http import NOT_YET
 from agent.executors.registry import Registry, load_executors
 from agent.host import Clock
@@ -53,10 +54,12 @@ _BACKENDS: Final[tuple[tuple[str, dict[str, Any], str], ...]] = (
     ("ollama", {}, "Ollama"),
     ("openai", {"url": "http://127.0.0.1:1234"}, "LM Studio"),
     ("openai", {"url": "http://127.0.0.1:8080"}, "llama.cpp or mlx_lm"),
-    ("comfyui", {}, "ComfyUI"),
-    ("comfyui", {"url": "http://127.0.0.1:8000"}, "ComfyUI Desktop"),
+    ("comfyui", {"workflows": True}, "ComfyUI"),
+    ("comfyui", {"url": "http://127.0.0.1:8000", "workflows": True}, "ComfyUI Desktop"),
 )
 """What is looked for: executor, its settings, its name for people. The first of an executor counts."""
+_ASIDE: Final = re.compile(r" ssl:(<[^>]*>|\w+)")
+"""What aiohttp puts into its errors of the object that holds the certificates."""
 
 
 class RefusedError(TandemError):
@@ -219,7 +222,9 @@ def _merge(table: dict[str, Any], more: Mapping[str, Any]) -> None:
 def _executors(known: Mapping[str, Any], named: Sequence[str], *, asks: bool) -> dict[str, Any]:
     """Return the tables of executors: those that are named or stand there already, else those that are found."""
     if named:
-        return {name: known.get(name, {}) for name in named}
+        unknown = {name for name in named if name not in known}
+        found = asyncio.run(find_backends(unknown)) if unknown else {}
+        return {name: known.get(name) or found.get(name, ({}, ""))[0] for name in named}
     if known:
         return dict(known)
     found = asyncio.run(find_backends())
@@ -249,23 +254,29 @@ def _asked_rules() -> dict[str, Any]:
     return _rules([hours] if hours.strip() else None, None, on_mains=on_mains)
 
 
-async def find_backends() -> dict[str, tuple[dict[str, Any], str]]:
-    """Return the backends that answer on this machine: executor -> its settings, and its name for people."""
-    plugins = [load_executors({name: {**table, "probe_s": 0}})[0] for name, table, _ in _BACKENDS]
+async def find_backends(names: Collection[str] | None = None) -> dict[str, tuple[dict[str, Any], str]]:
+    """Return the backends that answer on this machine: executor -> its settings, and its name for people.
+
+    `names`: look for these executors only.
+    """
+    sought = [one for one in _BACKENDS if names is None or one[0] in names]
+    if not sought:
+        return {}
+    plugins = [load_executors({name: {**table, "probe_s": 0}})[0] for name, table, _ in sought]
     async with Registry(plugins, Clock().now):
         with suppress(TimeoutError):
             async with asyncio.timeout(_FIND_S):
                 while any(_reason(plugin) == NOT_YET for plugin in plugins):  # noqa: ASYNC110 - none tells
                     await asyncio.sleep(0.05)
-        reasons = [_reason(plugin) for plugin in plugins]
-    found: dict[str, tuple[dict[str, Any], str]] = {}
-    for (name, table, called), reason in zip(_BACKENDS, reasons, strict=True):
-        if not reason:
-            found.setdefault(name, (table, called))
-    return found
+        found: dict[str, tuple[dict[str, Any], str]] = {}
+        for (name, table, called), plugin in zip(sought, plugins, strict=True):
+            if name not in found and not _reason(plugin):
+                more = await plugin.proposal() if isinstance(plugin, Proposing) else {}
+                found[name] = ({**table, **more}, called)
+        return found
 
 
-def _reason(plugin: object) -> str:
+def _reason(plugin: Executor) -> str:
     """Return why a backend can't be used; empty if it can."""
     return str(plugin.status()["reason"] or "") if isinstance(plugin, Backed) else "no backend"
 
@@ -307,7 +318,7 @@ async def _ask(line: JoinLine, public: str, tls: ssl.SSLContext) -> Welcome:
         ):
             status, body = answer.status, await answer.read()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        msg = f"can't reach {line.url}: {error or type(error).__name__}"
+        msg = f"can't reach {line.url}: {_ASIDE.sub('', str(error)) or type(error).__name__}"
         raise UnreachableError(msg) from None
     try:
         told = orjson.loads(body)

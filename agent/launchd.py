@@ -69,10 +69,16 @@ class Launchd:
         """Write the file, replace what is loaded, start it, and see that it works."""
         await self._check_session()
         self._make_folders(plan)
+        was_there = self.file.exists()
         self._write(self.file, plist_of(plan, self._stray))
-        await self._out(LABEL)
-        await mac.launchctl("enable", self._target(LABEL))  # one that was disabled would fail with 5 for ever
-        await self._in(self.file)
+        try:
+            await self._out(LABEL)
+            await mac.launchctl("enable", self._target(LABEL))  # one that was disabled would fail with 5 for ever
+            await self._in(self.file)
+        except SupervisorError:
+            if not was_there:
+                self.file.unlink(missing_ok=True)
+            raise
         return await self._start(plan, not_pid=None)
 
     async def uninstall(self) -> bool:
@@ -142,7 +148,10 @@ class Launchd:
         said = await mac.launchctl("print", target)
         if said.ok or _is_unknown(said):
             return said
-        msg = f"launchd has no session {self._domain} ({said.error or said.status}): log in at this Mac's screen"
+        msg = (
+            f"launchd has no session {self._domain} ({said.error or said.status}): log in at this Mac's screen; "
+            "without a service: tandem-agent run"
+        )
         if said.status == HUNG:
             msg = f"{said.error}: try again, or restart this Mac"
         raise SupervisorError(msg)

@@ -58,7 +58,7 @@ async def has_battery() -> bool | None:
 def power_of(said: str) -> tuple[bool | None, int | None]:
     """Read `pmset -g batt`: on mains, and the charge; the least of several batteries."""
     source = re.search(r"Now drawing from '([^']+)'", said)
-    charges = [int(percent) for percent in re.findall(r"^\s*-InternalBattery.*?(\d+)%", said, re.MULTILINE)]
+    charges = [int(percent) for percent in re.findall(r"^\s*-InternalBattery.*?(\d{1,3})%", said, re.MULTILINE)]
     mains = None if source is None else source[1] != "Battery Power"
     return mains, min(charges, default=None)
 
@@ -67,20 +67,20 @@ def low_power_of(said: str) -> bool | None:
     """Read `pmset -g`: `lowpowermode 1`, on Macs with a High Power Mode `powermode 1`; neither: it has no such mode."""
     if "powernap" not in said and "sleep" not in said:
         return None
-    found = re.search(r"^\s*(?:lowpowermode|powermode)\s+(\d+)", said, re.MULTILINE)
+    found = re.search(r"^\s*(?:lowpowermode|powermode)\s+(\d{1,9})", said, re.MULTILINE)
     return found is not None and found[1] == "1"
 
 
 def thermal_of(said: str) -> Thermal | None:
     """Read `notifyutil -g com.apple.system.thermalpressurelevel`: a number from 0 (OSThermalNotification.h)."""
-    found = re.search(r"thermalpressurelevel\s+(\d+)", said)
+    found = re.search(r"thermalpressurelevel\s+(\d{1,9})\b", said)
     levels = list(Thermal)
     return levels[min(int(found[1]), len(levels) - 1)] if found else None
 
 
 def idle_s_of(said: str) -> float | None:
     """Read ioreg's HIDIdleTime, nanoseconds; the least if there are several."""
-    found = [int(ns) for ns in re.findall(r'"HIDIdleTime"\s*=\s*(\d+)', said)]
+    found = [int(ns) for ns in re.findall(r'"HIDIdleTime"\s*=\s*(\d{1,20})\b', said)]
     return min(found) / 1e9 if found else None
 
 

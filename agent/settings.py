@@ -1,7 +1,8 @@
 """The agent's settings: a TOML file, then TANDEM_AGENT_* and TANDEM_* in the environment, then flags.
 
 Loaded once in `cli.py`, passed down. A name that no setting has is an error, in the file and behind TANDEM_AGENT_;
-other TANDEM_* variables may be the coordinator's and are left alone. Relative paths in the file start at its folder.
+other TANDEM_* variables may be the coordinator's and are left alone, and so are its folder and its log: TANDEM_DATA and
+TANDEM_LOG_* never count here. Relative paths in the file start at its folder.
 """
 
 import os
@@ -13,20 +14,30 @@ from typing import Annotated, Any
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from agent.words import settings_faults
 from shared.backoff import RECONNECT_S
 from shared.errors import ConfigurationError
 from shared.ids import NAME_PATTERN
 from shared.nkey import public_key
 from shared.rules import Rules
-from shared.wire import faults_of
 
 PREFIX = "TANDEM_AGENT_"
-_FOREIGN_PREFIX = "TANDEM_"
+_SHARED_PREFIX = "TANDEM_"
+_COORDINATORS = frozenset({"data", "log_level", "log_file", "log_file_bytes", "log_files"})
+"""What behind the shared prefix is the coordinator's own."""
 _OWNER_ONLY = 0o077
 _PATHS = ("seed_file", "ca_file", "data")
 """Settings that are paths; `log_file` is one in `data`."""
 
 Seconds = Annotated[float, Field(gt=0)]
+
+
+class _Shared(EnvSettingsSource):
+    """TANDEM_*, without what is the coordinator's own."""
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the settings that are set so."""
+        return {name: value for name, value in super().__call__().items() if name not in _COORDINATORS}
 
 
 class AgentSettings(BaseSettings):
@@ -121,7 +132,7 @@ class AgentSettings(BaseSettings):
         return (
             init_settings,
             EnvSettingsSource(settings_cls),
-            EnvSettingsSource(settings_cls, env_prefix=_FOREIGN_PREFIX),
+            _Shared(settings_cls, env_prefix=_SHARED_PREFIX),
         )
 
     @property
@@ -198,8 +209,7 @@ def load_settings(
     try:
         return AgentSettings(**table) if environment else _Alone(**table)
     except ValidationError as error:
-        msg = "; ".join(f"{fault.field}: {fault.message}" for fault in faults_of(error))
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(settings_faults(error)) from None
 
 
 def from_environment() -> set[str]:
@@ -207,7 +217,7 @@ def from_environment() -> set[str]:
     return {
         name
         for name in AgentSettings.model_fields
-        for prefix in (PREFIX, _FOREIGN_PREFIX)
+        for prefix in ((PREFIX,) if name in _COORDINATORS else (PREFIX, _SHARED_PREFIX))
         if any(key.upper().split("__")[0] == f"{prefix}{name}".upper() for key in os.environ)
     }
 

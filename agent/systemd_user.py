@@ -15,6 +15,9 @@ from shared.private_file import replace_private
 UNIT: Final = "tandem-agent.service"
 _STOP_S: Final = EXIT_S + 30.0
 _STARTED_S: Final = THROTTLE_S + 15.0
+_NO_MANAGER: Final = (
+    "; log in as this user (not by su or sudo), or run: loginctl enable-linger; without a service: tandem-agent run"
+)
 
 
 def unit_of(plan: Plan) -> str:
@@ -54,11 +57,19 @@ class SystemdUser:
         await _done("is-system-running", ok_always=True)
         plan.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.file.parent.mkdir(parents=True, exist_ok=True)
+        was_there = self.file.exists()
         replace_private(self.file, unit_of(plan).encode())
-        await _done("daemon-reload")
-        await _done("enable", UNIT)
-        await call("loginctl", "enable-linger")
-        await _done("restart", UNIT)
+        try:
+            await _done("daemon-reload")
+            await _done("enable", UNIT)
+            await call("loginctl", "enable-linger")
+            await _done("restart", UNIT)
+        except SupervisorError:
+            if not was_there:
+                await call("systemctl", "--user", "disable", "--now", UNIT)
+                self.file.unlink(missing_ok=True)
+                await call("systemctl", "--user", "daemon-reload")
+            raise
         return await at_work(self.standing, plan, not_pid=None, within_s=_STARTED_S, look_s=self._look_s)
 
     async def uninstall(self) -> bool:
@@ -103,19 +114,23 @@ class SystemdUser:
         plan.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         said = await call("systemd-run", *flags, "--", *plan.program, within_s=within_s + _STARTED_S)
         if not await asyncio.to_thread(done.exists):
-            msg = f"no answer from systemd's context (status {said.status}): {said.error}"
+            msg = f"no answer from systemd's context (status {said.status}): {said.error}{_cure(said)}"
             raise SupervisorError(msg)
 
 
 async def _done(verb: str, *args: str, ok_always: bool = False) -> Said:
     """Call systemctl; SupervisorError with its word when it refuses."""
     said = await call("systemctl", "--user", verb, *args, within_s=_STOP_S)
-    no_manager = "Failed to connect" in said.error
-    if no_manager or not (said.ok or ok_always):
-        todo = "; log in as this user (not by su or sudo), or run: loginctl enable-linger" if no_manager else ""
-        msg = f"systemctl --user {verb}: {said.error or said.status}{todo}"
+    cure = _cure(said)
+    if cure or not (said.ok or ok_always):
+        msg = f"systemctl --user {verb}: {said.error or said.status}{cure}"
         raise SupervisorError(msg)
     return said
+
+
+def _cure(said: Said) -> str:
+    """Return what to do if this user has no manager of services; empty: it is not that."""
+    return _NO_MANAGER if "Failed to connect" in said.error else ""
 
 
 def _quoted(word: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -41,7 +42,9 @@ async def call(tool: str, *args: str, within_s: float = TOOL_S) -> Said:
     if path is None:
         return Said(MISSING, error=f"{tool} is not installed")
     try:
-        child = await asyncio.create_subprocess_exec(path, *args, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+        child = await asyncio.create_subprocess_exec(
+            path, *args, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True
+        )
     except OSError as error:
         return Said(MISSING, error=f"{tool}: {error.strerror}")
     try:
@@ -51,8 +54,8 @@ async def call(tool: str, *args: str, within_s: float = TOOL_S) -> Said:
         return Said(HUNG, error=f"{tool} did not answer within {within_s:g} s")
     finally:
         if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)  # with what it started, which may hold the pipes
             await child.wait()
     return Said(child.returncode or 0, out.decode("utf-8", "replace"), error_out.decode("utf-8", "replace").strip())
 

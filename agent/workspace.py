@@ -18,6 +18,14 @@ from shared.folder_lock import FolderTakenError, lock
 OWNER_ONLY_DIR = 0o700
 
 
+class FolderInUseError(ConfigurationError):
+    """Another process has the folder; `owner` says which."""
+
+    def __init__(self, root: Path, owner: str) -> None:
+        super().__init__(f"data folder {root} is in use by another agent ({owner}); stop it, or choose another folder")
+        self.owner = owner
+
+
 @contextmanager
 def data_folder(root: Path, instance: str) -> Iterator[Path]:
     """Hold the folder for this process, making it first; ConfigurationError when another process has it."""
@@ -29,8 +37,7 @@ def data_folder(root: Path, instance: str) -> Iterator[Path]:
         msg = f"data folder {root}: {error}"
         raise ConfigurationError(msg) from None
     except FolderTakenError as taken:
-        msg = f"data folder {root} is in use by another agent ({taken.owner}); stop it, or choose another folder"
-        raise ConfigurationError(msg) from None
+        raise FolderInUseError(root, taken.owner) from None
     try:
         yield root
     finally:

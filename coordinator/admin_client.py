@@ -20,6 +20,22 @@ class AdminClient(Client):
         _, answer = await self._http.ask("DELETE", f"/v1/workers/{quote(worker, safe='')}")
         return answer
 
+    async def publishers(self) -> list[dict[str, Any]]:
+        """Return every publisher that may connect to NATS."""
+        found: list[dict[str, Any]] = (await self._http.get("/v1/publishers"))["publishers"]
+        return found
+
+    async def add_publisher(self, source: str, public_key: str, *, replace: bool) -> dict[str, Any]:
+        """Let a publisher connect to NATS with this key."""
+        body = orjson.dumps({"public_key": public_key, "replace": replace})
+        _, answer = await self._http.ask("PUT", f"/v1/publishers/{quote(source, safe='')}", body=body)
+        return answer
+
+    async def revoke_publisher(self, source: str) -> dict[str, Any]:
+        """Cut a publisher off NATS."""
+        _, answer = await self._http.ask("DELETE", f"/v1/publishers/{quote(source, safe='')}")
+        return answer
+
     async def rules(self, worker: str) -> dict[str, Any]:
         """Return by which rules a worker works."""
         found: dict[str, Any] = await self._http.get(_rules_of(worker))

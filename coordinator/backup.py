@@ -7,7 +7,8 @@ it was packed is left out, and a restored ledger soon lets go of the same file. 
 A restore is older than what agents hold and receivers were told. Whatever was granted between the two may have the
 epochs that this ledger would grant next, so it grants none below a floor which no agent can know (`restored_mark.sql`):
 what comes of those leases is refused as never granted, and the jobs are done again. A lease that was held at the
-backup and is still held goes on.
+backup and is still held goes on. The floor comes with the ledger in one transaction: however a restore ends, no ledger
+is without it. A folder that is not whole yet is marked (`up_folder.UNFINISHED`): nothing but a restore begins there.
 """
 
 import asyncio
@@ -15,12 +16,13 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -29,6 +31,7 @@ import structlog
 
 from coordinator import backup_files, pg_tools
 from coordinator.backup_files import ARTIFACTS, DUMP, FORMAT, SETTINGS, BrokenBackupError, Manifest
+from coordinator.child import Child
 from coordinator.embedded import EmbeddedPostgres
 from coordinator.init import ANSWERS
 from coordinator.ledger.migrate import (
@@ -37,10 +40,11 @@ from coordinator.ledger.migrate import (
     migrate,
     revision_of,
 )
-from coordinator.ledger.restored import counts, is_empty, mark_restored, server_version
+from coordinator.ledger.restored import counts, epoch_floor, is_empty, mark_of, server_version
 from coordinator.settings import CoordinatorSettings
-from coordinator.up_folder import only_one
+from coordinator.up_folder import LOCK, UNFINISHED, only_one, refuse_unfinished
 from shared.errors import ConfigurationError
+from shared.private_file import sync_folder, write_synced
 
 _log = structlog.get_logger()
 
@@ -50,8 +54,12 @@ _FOLDER_SETTINGS: Final = ("identities", "secrets", "tls", "tokens.json", "sourc
 _INIT_SETTINGS: Final = (ANSWERS, "admin.env", "nats-server.conf", "nats.conf", "cluster.conf", "tls")
 """What of a `tandem init` folder is settings beside the coordinator's own; it makes the rest anew."""
 
+_SETTINGS: Final = frozenset({*_FOLDER_SETTINGS, *_INIT_SETTINGS, "secrets", "tandem.toml"})
+
 _SCRATCH: Final = ".tandem-backup-"
 _BEGUN_S: Final = 60.0  # after that one which nobody holds was left by a killed process
+_CLEARED_S: Final = 15.0  # the initdb of a killed restore ends by itself: its files are gone
+_AHEAD: Final = timedelta(days=1)  # by so much the clock of whoever made a backup may be wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +154,19 @@ def _pack(
 
 
 async def restore_folder(path: Path, data: Path) -> Restored:
-    """Make the folder of a `tandem up` out of a backup; ConfigurationError unless it is empty or not there."""
-    _refuse_used(data)
-    with only_one(data), _gone_if_it_fails(data), _scratch(data.parent) as scratch:
+    """Make the folder of a `tandem up` out of a backup; ConfigurationError unless it is empty or not there.
+
+    What a killed restore left in it is nothing, and removed first.
+    """
+    _refuse_full(data)
+    with only_one(data):
+        _refuse_full(data)  # another restore may have come first
+        async with _whole_or_gone(data):
+            return await _restore_folder(path, data)
+
+
+async def _restore_folder(path: Path, data: Path) -> Restored:
+    with _scratch(data.parent) as scratch:
         where: dict[str, Path | None] = {
             DUMP: scratch / DUMP,
             SETTINGS: data,
@@ -164,7 +182,8 @@ def restore_settings(path: Path, folder: Path) -> None:
     with _scratch(folder) as scratch:
         _refuse_used(folder)
         _unpack(path, {DUMP: None, SETTINGS: scratch / "settings", ARTIFACTS: None})
-        for found in sorted((scratch / "settings").iterdir()):
+        # init.json last: `tandem init` takes no folder without it for its own, should this be killed before
+        for found in sorted((scratch / "settings").iterdir(), key=lambda one: one.name == ANSWERS):
             _move(found, folder / found.name)
 
 
@@ -228,14 +247,52 @@ def _move(source: Path, target: Path) -> None:
     shutil.move(source, target)
 
 
-@contextmanager
-def _gone_if_it_fails(folder: Path) -> Iterator[None]:
-    """Remove a folder that was empty if what is made in it does not become whole."""
+def _refuse_full(data: Path) -> None:
+    """Refuse a folder with anything in it but the lock, unless a restore was broken off there."""
+    if not (data / UNFINISHED).exists() and [one.name for one in data.glob("*")] != [LOCK]:
+        _refuse_used(data)
+
+
+@asynccontextmanager
+async def _whole_or_gone(data: Path) -> AsyncIterator[None]:
+    """Mark a folder as not whole while it is filled; what a killed process left in it goes first, what fails goes too.
+
+    The mark is there before anything else, and goes after everything else.
+    """
+    if (data / UNFINISHED).exists():
+        await _clear(data)
+    write_synced(data / UNFINISHED, b"")
+    sync_folder(data)
     try:
         yield
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        await _clear(data)
+        await asyncio.to_thread(shutil.rmtree, data, ignore_errors=True)
         raise
+    (data / UNFINISHED).unlink()
+    sync_folder(data)
+
+
+async def _clear(data: Path) -> None:
+    """Remove all but the lock and the mark, after stopping the Postgres that a killed restore left running there."""
+    await Child(data, "postgres").stop_orphan(signal.SIGINT, 10.0)
+    deadline = asyncio.get_running_loop().time() + _CLEARED_S
+    while not await asyncio.to_thread(_is_clear, data):
+        if asyncio.get_running_loop().time() > deadline:
+            msg = f"{data}: what a restore that was broken off left can't be removed: remove the folder"
+            raise ConfigurationError(msg)
+        await asyncio.sleep(0.1)
+
+
+def _is_clear(data: Path) -> bool:
+    """Remove what is there; False if there was something: somebody may still write there."""
+    left = [one for one in data.iterdir() if one.name not in {LOCK, UNFINISHED}]
+    for one in left:
+        if one.is_dir() and not one.is_symlink():
+            shutil.rmtree(one, ignore_errors=True)
+        else:
+            one.unlink(missing_ok=True)
+    return not left
 
 
 def _unpack(path: Path, where: dict[str, Path | None]) -> tuple[Manifest, list[str]]:
@@ -244,13 +301,20 @@ def _unpack(path: Path, where: dict[str, Path | None]) -> tuple[Manifest, list[s
             manifest = unpacker.manifest
             msg = f"its ledger has schema {manifest.schema}, of a later version: restore with tandem {manifest.tandem}"
             raise BrokenBackupError(msg)
+        if unpacker.manifest.made_at > datetime.now(UTC) + _AHEAD:
+            msg = f"it says it is of {unpacker.manifest.made_at:%Y-%m-%d}: if it is, this machine's clock is behind"
+            raise BrokenBackupError(msg)
+        for name in unpacker.manifest.sha256:
+            if name.startswith(SETTINGS) and name.removeprefix(SETTINGS).partition("/")[0] not in _SETTINGS:
+                msg = f"a backup does not have {name!r} in it"
+                raise BrokenBackupError(msg)
         return unpacker.manifest, unpacker.unpack(where)
 
 
 async def _fill(manifest: Manifest, dsn: str, dumped: Path, contents: list[str]) -> Restored:
-    await pg_tools.restore(dsn, dumped)
+    await pg_tools.restore(dsn, dumped, mark_of(manifest.made_at))
     await migrate(dsn)
-    floor = await mark_restored(dsn, manifest.made_at)
+    floor = await epoch_floor(dsn)
     jobs, live = await counts(dsn)
     _log.info("restored", jobs=jobs, live=live, made_at=manifest.made_at.isoformat(), epoch_floor=floor)
     return Restored(manifest, jobs, live, len(contents), floor)
@@ -264,10 +328,11 @@ async def place_of_folder(data: Path, running_dsn: Callable[[], str | None]) -> 
     if dsn is not None:
         yield Place(dsn=dsn, artifacts=data / "artifacts", settings=settings)
         return
-    if not (data / "postgres" / "PG_VERSION").exists():
-        msg = f"{data} is not the folder of a `tandem up`"
+    if not ((data / "postgres" / "PG_VERSION").exists() or (data / UNFINISHED).exists()):
+        msg = f"{data} is not the folder of a `tandem up`; for a coordinator with servers of its own give --config"
         raise ConfigurationError(msg)
     with only_one(data):
+        refuse_unfinished(data)
         async with EmbeddedPostgres(data) as postgres:
             yield Place(dsn=postgres.dsn, artifacts=data / "artifacts", settings=settings)
 

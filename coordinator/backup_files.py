@@ -16,12 +16,13 @@ import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, ClassVar, Final
 
 import orjson
+from pydantic import AwareDatetime, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from shared.errors import ConfigurationError, TandemError
 from shared.private_file import sync_folder
@@ -46,11 +47,13 @@ class BrokenBackupError(TandemError):
 class Manifest:
     """What a backup says of itself."""
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
+
     format: int
     tandem: str  # version that made it
     schema: str  # of the ledger
-    made_at: datetime
-    jobs: int
+    made_at: AwareDatetime
+    jobs: NonNegativeInt
     sha256: Mapping[str, str] = field(default_factory=dict)  # by member
 
 
@@ -108,8 +111,8 @@ class Packer:
 def opened(path: Path) -> Iterator["Unpacker"]:
     """Read a backup; BrokenBackupError if it is none, or of a later format."""
     try:
-        with tarfile.open(path, "r:") as tar:
-            yield Unpacker(tar)
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            yield Unpacker(tar, file)
     except (tarfile.TarError, EOFError) as error:
         msg = f"{path}: not a whole backup: {error}"
         raise BrokenBackupError(msg) from None
@@ -123,8 +126,9 @@ def opened(path: Path) -> Iterator["Unpacker"]:
 class Unpacker:
     """Gives the members back, each checked: its name is one of ours, its content what the manifest says."""
 
-    def __init__(self, tar: tarfile.TarFile) -> None:
-        self._tar = tar
+    def __init__(self, tar: tarfile.TarFile, file: IO[bytes]) -> None:
+        """Read the manifest; `file` is what `tar` reads."""
+        self._tar, self._file = tar, file
         first = tar.next()
         if first is None or first.name != _MANIFEST or first.size > _MOST_JSON_BYTES:
             msg = "this is no backup of tandem: it does not begin with manifest.json"
@@ -136,43 +140,64 @@ class Unpacker:
 
         BrokenBackupError for anything that is not as the manifest says: nothing of it should be used then.
         """
-        contents: list[str] = []
+        contents: set[str] = set()
         missing = set(self.manifest.sha256)
         promised: object = None
         while (member := self._tar.next()) is not None:
             if member.name == _END and member.isfile() and member.size < _MOST_JSON_BYTES:
                 promised = _artifacts_of(self._stream(member).read())
+                self._refuse_more()
                 break
             if not member.isfile() or not _is_ours(member.name):
                 msg = f"a backup does not have {member.name!r} in it"
                 raise BrokenBackupError(msg)
             is_content = member.name.startswith(ARTIFACTS)
-            expected = member.name.removeprefix(ARTIFACTS).replace("/", "") if is_content else None
-            if not is_content:
+            if is_content:
+                expected: str | None = member.name.removeprefix(ARTIFACTS).replace("/", "")
+                is_again = expected in contents
+            else:
                 expected = self.manifest.sha256.get(member.name)
+                is_again = expected is not None and member.name not in missing
                 missing.discard(member.name)
+            if is_again:
+                msg = f"{member.name} is in the backup twice"
+                raise BrokenBackupError(msg)
             prefix = next(one for one in (DUMP, SETTINGS, ARTIFACTS) if member.name.startswith(one))
             target = where[prefix]
             path = target / member.name.removeprefix(prefix) if target and prefix != DUMP else target
-            if self._copied(member, path) != expected:
+            if expected is None or self._copied(member, path) != expected:
                 msg = f"{member.name} is not what was backed up"
                 raise BrokenBackupError(msg)
             if is_content:
-                contents.append(str(expected))
+                contents.add(expected)
         if missing or len(contents) != promised:
             msg = f"the backup is cut off: {', '.join(sorted(missing)) or 'artifacts'} missing"
             raise BrokenBackupError(msg)
-        return contents
+        return sorted(contents)
+
+    def _refuse_more(self) -> None:
+        """Refuse whatever follows the end but a tar's padding, which is zeros."""
+        more = self._tar.next() is not None
+        self._file.seek(self._tar.offset)
+        while not more and (chunk := self._file.read(_CHUNK)):
+            more = any(chunk)
+        if more:
+            msg = "something was added to the backup after its end"
+            raise BrokenBackupError(msg)
 
     def _copied(self, member: tarfile.TarInfo, path: Path | None) -> str:
-        """Write a member; return its SHA-256."""
+        """Write a member; return its SHA-256. BrokenBackupError where something else of the backup lies already."""
         digest, source = hashlib.sha256(), self._stream(member)
         if path is None:
             while chunk := source.read(_CHUNK):
                 digest.update(chunk)
             return digest.hexdigest()
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except (FileExistsError, NotADirectoryError):
+            msg = f"{member.name} can't be where the backup has something else"
+            raise BrokenBackupError(msg) from None
         with os.fdopen(descriptor, "wb") as target:
             while chunk := source.read(_CHUNK):
                 digest.update(chunk)
@@ -230,12 +255,16 @@ def _artifacts_of(body: bytes) -> object:
 
 def _manifest(body: bytes) -> Manifest:
     try:
-        said: dict[str, Any] = orjson.loads(body)
-        made_at = datetime.fromisoformat(said.pop("made_at")).astimezone(UTC)
+        said = orjson.loads(body)
         if said["format"] != FORMAT:
             msg = f"format {said['format']} is not known to this version: restore with tandem {said['tandem']}"
             raise BrokenBackupError(msg)
-        return Manifest(made_at=made_at, **said)
-    except (ValueError, KeyError, TypeError) as error:
+        found = TypeAdapter(Manifest).validate_json(body)
+        return replace(found, made_at=found.made_at.astimezone(UTC))
+    except ValidationError as error:
+        first = error.errors()[0]
+        msg = f"manifest.json can't be read: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise BrokenBackupError(msg) from None
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         msg = f"manifest.json can't be read: {error}"
         raise BrokenBackupError(msg) from None

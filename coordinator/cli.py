@@ -6,7 +6,8 @@ run: submitting needs neither Postgres nor the embedded servers.
 """
 
 import sys
-from typing import Final
+from importlib.metadata import version
+from typing import Annotated, Final
 
 import typer
 from pydantic import ValidationError
@@ -19,6 +20,7 @@ from coordinator import (
     cli_logs,
     cli_operations,
     cli_publications,
+    cli_publishers,
     cli_serve,
     cli_submit,
     cli_watch,
@@ -53,9 +55,25 @@ app = typer.Typer(
 )
 for _part in (
     *(cli_serve, cli_init, cli_doctor),
-    *(cli_submit, cli_jobs, cli_operations, cli_publications, cli_watch, cli_hooks, cli_logs),
+    *(cli_submit, cli_jobs, cli_operations, cli_publishers, cli_publications, cli_watch, cli_hooks, cli_logs),
 ):
     _part.register(app)
+
+
+def _tell_version(is_asked: bool) -> None:  # noqa: FBT001 - the shape of an option's callback
+    if is_asked:
+        typer.echo(f"tandem {version('tandem')}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version, and end.")
+    ] = False,
+) -> None:
+    """Take what stands before a command."""
 
 
 def main() -> None:

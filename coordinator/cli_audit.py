@@ -34,7 +34,7 @@ async def audited(settings: CoordinatorSettings, *, results: int, json: bool) ->
         typer.echo(_line(breach))
     for line in found.covered:
         typer.echo(line, err=True)
-    typer.echo(f"{len(found.breaches)} breaches" if found.breaches else "no breach", err=True)
+    typer.echo(_count(len(found.breaches)), err=True)
     return not found.breaches
 
 
@@ -55,6 +55,16 @@ async def repaired(settings: CoordinatorSettings, *, results: int, json: bool) -
 
 def _limits(settings: CoordinatorSettings, results: int) -> Limits:
     return Limits(presence_s=settings.presence_s, quarantine=settings.quarantine(), results=results)
+
+
+def _count(breaches: int) -> str:
+    match breaches:
+        case 0:
+            return "no breach"
+        case 1:
+            return "1 breach"
+        case _:
+            return f"{breaches} breaches"
 
 
 def _plain(breach: Breach) -> dict[str, Any]:

@@ -108,11 +108,20 @@ def restore(
         f" {found.artifacts} artifacts\n"
         f"what was granted since is refused, and done again with epochs from {found.epoch_floor} on\n"
         "revoke again what was revoked since: tokens, workers\n"
-        + (
-            f"next: tandem up --data {data}"
-            if data is not None
-            else "next: start NATS with an empty store, then tandem"
-        )
+        + (_next_up(data) if data is not None else "next: start NATS with an empty store, then tandem")
+    )
+
+
+def _next_up(data: Path) -> str:
+    """Say how the restored folder is started: one that served other machines must serve them by the same name."""
+    from coordinator.up_beyond import last_name
+
+    name = last_name(data.expanduser())
+    if name is None:
+        return f"next: tandem up --data {data}"
+    return (
+        f"next: tandem up --data {data} --listen {name}\n"
+        "other machines know it by that name; if it had other ports than 8443 and 4222, give them again"
     )
 
 

@@ -8,7 +8,7 @@ import typer
 import uvloop
 
 from coordinator import cli_show
-from coordinator.cli_serve import Config, _settings_of, settings_in
+from coordinator.cli_serve import Config, _settings_of, folder_meant, settings_in
 from coordinator.cli_where import Data, Json
 from shared import log
 
@@ -23,7 +23,7 @@ def doctor(config: Config = None, data: Data = None, *, json: Json = False) -> N
     from coordinator.doctor import examine
 
     log.configure(json=False, level="error")
-    folder = data if config is None else None
+    folder = folder_meant(config, data)
     settings = settings_in(config) if folder is None else _settings_of(folder)
     if folder is not None:
         settings = settings.model_copy(update={"secrets": folder / "secrets"})

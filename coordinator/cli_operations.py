@@ -1,7 +1,7 @@
 """`tandem status`, `rejected`, `workers`, `drain`, `pause`, `resume`, `lanes`: how things stand beside jobs."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -11,6 +11,9 @@ from shared.client import Client
 
 WorkerArgument = Annotated[str, typer.Argument(metavar="WORKER", help="Its name.")]
 LaneArgument = Annotated[str, typer.Argument(metavar="LANE", help="Its name, as `tandem lanes` lists it.")]
+
+_TOLD: Final = {"drain": "draining", "pause": "paused", "resume": "ready"}
+"""What a worker that was told so is to be."""
 
 
 def register(app: typer.Typer) -> None:
@@ -116,7 +119,7 @@ def _order(
         await client.order(worker, order)
 
     ask(url, token, data, work)
-    _said({"worker": worker, "order": order}, f"{worker} {order}", json=json)
+    _said({"worker": worker, "order": order}, f"{worker}: {_TOLD[order]}", json=json)
 
 
 def _pause(url: str | None, token: str | None, data: Path | None, lane: str, *, paused: bool, json: bool) -> None:
@@ -124,7 +127,7 @@ def _pause(url: str | None, token: str | None, data: Path | None, lane: str, *, 
         await client.pause_lane(lane, paused=paused)
 
     ask(url, token, data, work)
-    _said({"lane": lane, "paused": paused}, f"{lane} {'paused' if paused else 'open'}", json=json)
+    _said({"lane": lane, "paused": paused}, f"{lane}: {'paused' if paused else 'open'}", json=json)
 
 
 def _said(done: dict[str, Any], line: str, *, json: bool) -> None:

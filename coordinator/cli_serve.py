@@ -6,6 +6,7 @@ Each imports them only when it runs, so that the others work without the extras.
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -55,9 +56,11 @@ def up(
     json_log: JsonLog = False,
 ) -> None:
     """Run NATS, Postgres and the coordinator on one folder until Ctrl-C; a second Ctrl-C does not wait for agents."""
+    from coordinator.open_files import allow_many
     from coordinator.up import Plan, running_up
 
     log.configure(json=json_log)
+    allow_many()
     names = tuple(f"agent-{number}" for number in range(1, agents + 1))
     plan = Plan(data=data, http=http, nats=nats, listen=listen, agents=names, workers=tuple(worker or ()))
 
@@ -109,8 +112,10 @@ def coordinator(
     json_log: JsonLog = False,
 ) -> None:
     """Run a coordinator beside a NATS and a Postgres of your own. Settings: --config, TANDEM_*, flags."""
+    from coordinator.open_files import allow_many
     from coordinator.service import running
 
+    allow_many()
     flags = {"postgres": postgres, "nats": nats, "http": http, "public_url": public_url, "json_log": json_log or None}
     settings = settings_in(config, **flags)
     log.configure(json=settings.json_log, level=settings.log_level)
@@ -128,6 +133,7 @@ def coordinator(
 def migrate(
     config: Config = None,
     postgres: Postgres = None,
+    data: Data = None,
     *,
     check: Annotated[
         bool, typer.Option("--check", help="Only say what is missing; exit status 1 if anything.")
@@ -137,10 +143,12 @@ def migrate(
     from coordinator.ledger.migrate import create_database_if_missing
     from coordinator.ledger.migrate import migrate as bring_up_to_date
 
+    folder = folder_meant(config, data) if postgres is None else None
+    settings = settings_in(config, postgres=postgres) if folder is None else _settings_of(folder)
+    dsn = settings.postgres.get_secret_value()
     if check:
-        _check_schema(settings_in(config, postgres=postgres).postgres.get_secret_value())
+        _check_schema(dsn)
         return
-    dsn = settings_in(config, postgres=postgres).postgres.get_secret_value()
 
     async def work() -> bool:
         made = await create_database_if_missing(dsn)
@@ -181,6 +189,9 @@ def audit(
     """
     from coordinator import cli_audit
 
+    if config is None and data is None and not DEFAULT_DATA.is_dir():
+        msg = "which coordinator? give --config with its settings, or --data with the folder of a running `tandem up`"
+        raise ConfigurationError(msg)
     settings = settings_in(config) if config is not None else _settings_of(data or DEFAULT_DATA)
     log.configure(json=False, level="error")
     work = cli_audit.repaired if repair else cli_audit.audited
@@ -254,14 +265,25 @@ def settings_in(config: Path | None, **flags: Any) -> "CoordinatorSettings":
         msg = f"--config {config}: {error}"  # a TOML file that does not parse
         raise ConfigurationError(msg) from None
     if not settings.postgres.get_secret_value():
-        msg = "which Postgres? set TANDEM_POSTGRES, or postgres in --config"
+        msg = "which Postgres? set TANDEM_POSTGRES, or postgres in --config; that of a running `tandem up`: --data"
         raise ConfigurationError(msg)
     return settings
 
 
+def folder_meant(config: Path | None, data: Path | None) -> Path | None:
+    """Return the folder of a `tandem up` that the options mean; None: a file's settings, or those of the environment.
+
+    `./data` is meant if it is there, and nothing else is said.
+    """
+    if config is not None:
+        return None
+    is_said = data is not None or "TANDEM_POSTGRES" in os.environ
+    return data if is_said or not DEFAULT_DATA.is_dir() else DEFAULT_DATA
+
+
 def _settings_of(data: Path) -> "CoordinatorSettings":
     """Return how the folder of a running `tandem up` is reached from inside."""
-    connection = connection_of(data)
+    connection = connection_of(data, "; for a coordinator with servers of its own give --config")
     with contextlib.suppress(FileNotFoundError):  # stopped just now, or only half a folder
         seed = (data.expanduser() / "identities" / "coordinator.seed").read_text().strip()
         return settings_in(

@@ -14,11 +14,14 @@ def workers(found: Sequence[WorkerLine]) -> None:
     made = table("WORKER", "STATE", "CAN DO", "HOLDS", "HEARD OF>", "LAST HOUR", "HOST")
     for worker in found:
         presence = worker.presence or {}
-        told = presence.get("state", "-") if worker.present else "away"
-        wanted = "" if worker.wanted in ("ready", told) else f" (told: {worker.wanted})"
+        state, said = state_of(worker), presence.get("state", "ready")
+        if not worker.present:
+            wanted = f" (told: {worker.wanted})" * (worker.wanted != "ready")
+        else:
+            wanted = f" (says: {said})" * (worker.wanted not in ("ready", said))
         made.add_row(
             escape(worker.name),
-            escape(f"{told}{wanted}{', set aside' if worker.aside else ''}"),
+            escape(f"{state}{wanted}{', set aside' if worker.aside else ''}"),
             escape(_abilities(presence)),
             escape(", ".join(f"{str(h['job_id'])[:13]}… epoch {h['epoch']}" for h in worker.holds) or "-"),
             "never" if worker.seen_age_s is None else f"{seconds(worker.seen_age_s)} ago",
@@ -32,6 +35,20 @@ def workers(found: Sequence[WorkerLine]) -> None:
             out.print(escape(f"set aside: {worker.name} ({one.get('reason')})"), soft_wrap=True)
         if worker.present and worker.why_idle:
             out.print(escape(f"gets nothing: {worker.name} ({'; '.join(worker.why_idle)})"), soft_wrap=True)
+
+
+def state_of(worker: WorkerLine) -> str:
+    """Return how a worker is in a word, the gravest first: the pages' words."""
+    presence = worker.presence or {}
+    if not worker.present:
+        return "away"
+    if worker.wanted != "ready":
+        return worker.wanted
+    if presence.get("state", "ready") != "ready":
+        return str(presence["state"])
+    if worker.holds:
+        return "busy"
+    return "blocked" if (presence.get("facts") or {}).get("not_pulling") or worker.aside else "ready"
 
 
 def _abilities(presence: Mapping[str, Any]) -> str:
@@ -83,9 +100,8 @@ def status(found: Mapping[str, Any]) -> None:
         )
     for name, loop in found["health"].get("loops", {}).items():
         if loop["failures"]:
-            facts.add_row(
-                f"[red]{escape(name)}[/red]", escape(f"failed {loop['failures']} times: {loop['last_error']}")
-            )
+            often = "once" if loop["failures"] == 1 else f"{loop['failures']} times"
+            facts.add_row(f"[red]{escape(name)}[/red]", escape(f"failed {often}: {loop['last_error']}"))
     out.print(facts)
     waiting = [LaneLine.model_validate(lane) for lane in found.get("lanes", []) if lane["waiting"] + lane["offered"]]
     if waiting:

@@ -6,7 +6,6 @@ By way of a running coordinator, or with `--config` straight in its ledger: so t
 
 import asyncio
 import getpass
-import re
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
@@ -17,9 +16,9 @@ import uvloop
 
 from coordinator import cli_show
 from coordinator.cli_where import Data, Json, Token, Url, ask
+from coordinator.cli_workers import checked_name
 from coordinator.web.access import Role
-from shared.errors import ConfigurationError, TandemError
-from shared.ids import NAME_PATTERN
+from shared.errors import TandemError
 
 if TYPE_CHECKING:
     from coordinator.ledger.access_tokens import AccessTokens
@@ -48,9 +47,7 @@ def new(
     data: Data = None,
 ) -> None:
     """Make a token and print it, this once: only its digest is kept. It is good at once."""
-    if not re.fullmatch(NAME_PATTERN, name):
-        msg = f"NAME: not like {NAME_PATTERN}: {name!r}"
-        raise ConfigurationError(msg)
+    checked_name(name, "NAME")
 
     async def in_ledger(store: "AccessTokens") -> dict[str, Any]:
         from coordinator.tokens import make_token
@@ -86,6 +83,7 @@ def list_(
     if json:
         typer.echo(cli_show.as_json(found))
         return
+    typer.echo(f"{'id':<8}  {'role':<9}  {'name':<20}  last used")
     for one in found:
         used = f"used {_when(one['last_used_at'])}" if one["id"] else "in the settings"
         typer.echo(f"{one['id'] or '-':<8}  {one['role']:<9}  {one['name']:<20}  {used}")

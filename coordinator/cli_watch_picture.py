@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from coordinator.cli_show import STATE_STYLE, printable, seconds, size
+from coordinator.cli_show_operations import state_of
 from shared.client import JobLine, LaneLine, RejectedResult, RunningLine, WorkerLine
 from shared.states import JobState
 
@@ -202,17 +203,7 @@ def _workers(found: Sequence[WorkerLine], passed_s: float, *, is_wide: bool) -> 
 
 
 def _state(worker: WorkerLine) -> Text:
-    """Return how a worker is in a word, the gravest first."""
-    presence = worker.presence or {}
-    said = str(presence.get("state", "ready"))
-    if not worker.present:
-        word = "away"
-    elif worker.wanted != "ready" or said != "ready":
-        word = worker.wanted if worker.wanted != "ready" else said
-    elif worker.holds:
-        word = "busy"
-    else:
-        word = "blocked" if (presence.get("facts") or {}).get("not_pulling") or worker.aside else "ready"
+    word = state_of(worker)
     return _text(word, _WORKER_STYLE.get(word, "yellow"))
 
 

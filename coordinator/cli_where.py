@@ -63,13 +63,14 @@ def client_of(url: str | None, token: str | None, data: Path | None, role: str) 
     return AdminClient(connection["http"], token or connection["tokens"][role])
 
 
-def connection_of(data: Path) -> dict[str, Any]:
-    """Read a folder's connection.json; UnreachableError when no `tandem up` runs there."""
+def connection_of(data: Path, otherwise: str = "") -> dict[str, Any]:
+    """Read a folder's connection.json; UnreachableError when no `tandem up` runs there, which says what to do."""
     path = data.expanduser() / CONNECTION
     try:
         found: Any = orjson.loads(path.read_bytes())
     except FileNotFoundError:
-        msg = f"no tandem up runs in {data} (there is no {CONNECTION}); start it: tandem up"
+        where = "" if data == DEFAULT_DATA else f" --data {data}"
+        msg = f"no tandem up runs in {data} (there is no {CONNECTION}); start it: tandem up{where}{otherwise}"
         raise UnreachableError(msg) from None
     except (OSError, ValueError) as error:
         msg = f"{path} can't be read: {error}"

@@ -1,5 +1,7 @@
 """What is wrong with settings, in plain words: the setting by its names, then what it must be."""
 
+# ruff: noqa: PLC0415 - the settings are imported where one is wrong: the other commands don't need them
+
 import re
 from typing import Final
 
@@ -34,6 +36,9 @@ _WORDS: Final = {
 }
 """By pydantic's word for the kind of error, with the bounds that it gives."""
 
+_NO_TOKEN: Final = re.compile(r"tokens: '(\w+)' must be ")
+"""What the settings say of a name below [tokens] that is none of a token."""
+
 _NOT_JSON: Final = re.compile(r'error parsing value for field "(\w+)"')
 
 
@@ -51,9 +56,24 @@ def unparsed_setting(error: ValueError) -> str | None:
 def _fault(one: ErrorDetails) -> str:
     words = _WORDS.get(one["type"])
     said = words.format(**one.get("ctx", {})) if words else one["msg"].removeprefix("Value error, ")
+    match one["loc"]:
+        case ("tokens", str(name)) if _is_setting(name):
+            return _below_tokens(name)
+        case () if (found := _NO_TOKEN.match(said)) and _is_setting(found[1]):
+            return _below_tokens(found[1])
     if not one["loc"]:
         return said  # a rule about several: it names them
     return f"{_named(one['loc'])} {said}" if words else f"{_named(one['loc'])}: {said}"
+
+
+def _is_setting(name: str) -> bool:
+    from coordinator.settings import CoordinatorSettings
+
+    return name in CoordinatorSettings.model_fields
+
+
+def _below_tokens(name: str) -> str:
+    return f"{name} stands below [tokens], and is a setting: put it above [tokens]"
 
 
 def _named(place: tuple[int | str, ...]) -> str:

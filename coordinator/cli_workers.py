@@ -1,5 +1,6 @@
 """`tandem workers invite`, `workers revoke`, `workers rules`: who may work, and when."""
 
+import re
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ from coordinator.admin_client import AdminClient
 from coordinator.cli_where import Data, Json, Token, Url, ask
 from coordinator.worker_rules import words_of
 from shared.errors import ConfigurationError
+from shared.ids import NAME_PATTERN
 from shared.rules import Rules
 from shared.wire import faults_of
 
@@ -25,6 +27,14 @@ def register(group: typer.Typer) -> None:
         group.command()(command)
 
 
+def checked_name(name: str, metavar: str) -> str:
+    """Return a worker's or a source's name; ConfigurationError if it can't be one."""
+    if not re.fullmatch(NAME_PATTERN, name):
+        msg = f"{metavar}: not like {NAME_PATTERN}: {name!r}"
+        raise ConfigurationError(msg)
+    return name
+
+
 def invite(
     worker: WorkerArgument,
     hours: Annotated[float, typer.Option(min=0.02, max=720, help="How long the line is good.")] = 24.0,
@@ -36,6 +46,7 @@ def invite(
     data: Data = None,
 ) -> None:
     """Print the line by which a Mac joins as WORKER: it works once, and for a day."""
+    checked_name(worker, "WORKER")
     made = ask(url, token, data, lambda client: client.invite(worker, good_s=hours * _HOUR_S, replace=replace))
     for warning in made["warnings"]:
         typer.echo(f"note: {warning}", err=True)
@@ -46,6 +57,7 @@ def revoke(
     worker: WorkerArgument, *, json: Json = False, url: Url = None, token: Token = None, data: Data = None
 ) -> None:
     """Cut WORKER off now: its key is good no more, its connection ends, what it held goes to others."""
+    checked_name(worker, "WORKER")
     done = ask(url, token, data, lambda client: client.revoke_worker(worker))
     ended = done["leases_ended"]
     what = f"{ended} {'job goes' if ended == 1 else 'jobs go'} to others" if ended else "it held nothing"

@@ -220,13 +220,20 @@ def _disk(settings: CoordinatorSettings) -> list[Finding]:
     folders += [settings.nats_identities] if settings.nats_identities is not None else []
     found: dict[int, Finding] = {}
     for folder in folders:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        there = _mounted_at(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
         space = os.statvfs(there)
         free = space.f_bavail * space.f_frsize
         todo = "make room: a full disk stops everything; docs/operations.md says what can go (retention)"
         finding = Finding("disk", free >= _LEAST_FREE_BYTES, f"{there}: {free / 1024**3:.1f} GiB free", todo)
         found.setdefault(there.stat().st_dev, finding)
     return list(found.values())
+
+
+def _mounted_at(path: Path) -> Path:
+    """Return the folder where the file system begins that has a path."""
+    path = path.resolve()
+    device = path.stat().st_dev
+    return [one for one in (path, *path.parents) if one.stat().st_dev == device][-1]
 
 
 def _backups(settings: CoordinatorSettings) -> list[Finding]:

@@ -4,15 +4,18 @@
     join     the Mac sends its public key, sealed; NATS learns it; the Mac learns where NATS is, sealed
     revoke   its line is void; NATS forgets the key and drops the connection; leases end, and the worker is forgotten
 
+Publishers over NATS come and go by the same desk, without a line: an administrator brings the public half of a key.
+
 The order of a join: the invitation is used up first, then NATS learns the key. A crash between leaves a Mac that
 repeats its request, which the same key may. The order of a revocation: first the line, then NATS, so that nothing that
 the worker asks or says can bring it back; leases are ended until none is left, since what it had sent before may still
 be granted. Joins and revocations take turns within this process, and no other does either: of several coordinators
-one has `nats_identities`. Called by `web/enrolment.py`.
+one has `nats_identities`. Called by `web/enrolment.py` and `web/publishers.py`.
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +31,7 @@ from coordinator.ledger.model import Done, Evict
 from coordinator.ledger.queries import Queries
 from coordinator.nats_users import NatsUsers
 from coordinator.workers import Directory
+from shared.bus import BusError
 from shared.errors import TandemError
 from shared.joining import invitation_id, invitation_key, is_sealed, line_of, new_secret, seal
 
@@ -42,7 +46,11 @@ class UnmanagedError(TandemError):
 
 
 class EnrolledError(TandemError):
-    """The worker has an identity already."""
+    """The worker or publisher has an identity already, or the key is somebody's."""
+
+
+class NotEnrolledError(TandemError):
+    """There is nobody of this name who could be cut off."""
 
 
 class NoInvitationError(TandemError):
@@ -72,6 +80,10 @@ class Welcome:
     seal: str
 
 
+async def _nothing(_: str) -> None:
+    """Make nothing ready."""
+
+
 @dataclass(slots=True)
 class Enrolment:
     """Invites, lets join, revokes."""
@@ -84,6 +96,7 @@ class Enrolment:
     url: Callable[[], str]  # how agents reach the HTTP side
     nats: str  # how agents reach NATS
     ca: Path | None
+    make_ready: Callable[[str], Awaitable[None]] = _nothing  # makes the consumer of a source's results
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def invite(self, worker: str, *, actor: str, good_s: float, replace: bool) -> Invited:
@@ -113,7 +126,7 @@ class Enrolment:
             raise NoInvitationError
         ca = self.ca.read_text() if self.ca else ""
         async with self._turn:
-            others = {name for name, known in users.agents().items() if known == public_key} - {worker}
+            others = users.holders(public_key) - {f"agents/{worker}"}
             if others or not await self.invitations.use(invitation, public_key):
                 raise NoInvitationError
             await users.add(worker, public_key)
@@ -121,20 +134,64 @@ class Enrolment:
         return Welcome(worker, self.nats, ca, seal(key, "welcome", worker, public_key, self.nats, ca))
 
     async def revoke(self, worker: str, *, actor: str) -> int:
-        """Cut a worker off; return how many leases it lost. Harmless for one that is not enrolled, or not any more.
+        """Cut a worker off; return how many leases it lost.
 
         NotReloadedError: NATS may still let it in, so it is not forgotten, and keeps its leases; its line is void.
+        NotEnrolledError, when all of it is done: there was no key, no open line and no worker of this name.
         """
         users = self._users()
         async with self._turn:
-            await self.invitations.void(worker)
-            await users.remove(worker)
+            had_line = await self.invitations.void(worker)
+            had_key = await users.remove(worker)
             ended = await self._evict(worker)
-            await self.invitations.forget_worker(worker, actor=actor)
+            was_known = await self.invitations.forget_worker(worker, actor=actor)
             await self.directory.once()
             ended += await self._evict(worker)
+        if not (had_line or had_key or was_known or ended):
+            msg = f"{worker} is not enrolled, and has no open line"
+            raise NotEnrolledError(msg)
         _log.info("worker revoked", worker=worker, actor=actor, leases=ended)
         return ended
+
+    def publishers(self) -> Mapping[str, str]:
+        """Return the public key of each publisher that may connect to NATS."""
+        return self._users().publishers()
+
+    async def add_publisher(self, source: str, public_key: str, *, actor: str, replace: bool) -> bool:
+        """Let a publisher connect with this key, its results kept for it from now on; return whether it is a new one.
+
+        Harmless for the key that it has. EnrolledError unless `replace` for one that has another, and for a key that
+        somebody else has; ValueError for what is no key; NotReloadedError: a server may not know it yet.
+        """
+        users = self._users()
+        if source in users.own:
+            msg = f"{source} is this coordinator's own publisher: connection.json has its key"
+            raise EnrolledError(msg)
+        async with self._turn:
+            known = users.publishers().get(source)
+            if known not in (None, public_key) and not replace:
+                msg = f"{source} has a key already: revoke it first, or replace it (--replace)"
+                raise EnrolledError(msg)
+            if others := users.holders(public_key) - {f"publishers/{source}"}:
+                msg = f"this key is in use: {', '.join(sorted(others))}; make one for each publisher"
+                raise EnrolledError(msg)
+            await users.add_publisher(source, public_key)
+        with contextlib.suppress(BusError):  # else with the connection to NATS, or with its first result
+            await self.make_ready(source)
+        _log.info("publisher added", source=source, actor=actor)
+        return known is None
+
+    async def revoke_publisher(self, source: str, *, actor: str) -> None:
+        """Cut a publisher off; its jobs go on, and its results stay as long as any.
+
+        NotReloadedError: NATS may still let it in. NotEnrolledError: no publisher of this name had a key.
+        """
+        users = self._users()
+        async with self._turn:
+            if not await users.remove_publisher(source):
+                msg = f"no publisher {source} has a key"
+                raise NotEnrolledError(msg)
+        _log.info("publisher revoked", source=source, actor=actor)
 
     async def _evict(self, worker: str) -> int:
         """End what a worker holds until it holds nothing, or what it holds can't be ended; return how much it was."""

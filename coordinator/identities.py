@@ -11,6 +11,7 @@ import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from shared.ids import NAME_PATTERN
 from shared.nkey import new_seed, public_key
@@ -18,6 +19,9 @@ from shared.private_file import replace_private
 
 _NAME = re.compile(NAME_PATTERN)
 _PUBLIC = re.compile(r"U[A-Z2-7]{55}")
+
+Group: TypeAlias = Literal["agents", "publishers"]
+"""Whose identities come and go while the server runs."""
 
 JOBS_JS_PREFIX = "$JS.API"
 """The JetStream API's prefix for the coordinator and the provisioner."""
@@ -81,20 +85,22 @@ class Identities:
         """Make sure that a publisher of this name may connect; as `add_agent`."""
         return self._add("publishers", source, public)
 
-    def add_witness(self) -> str:
-        """Write the agents' users with one more, who may say and hear nothing, until they are written next.
+    def add_witness(self, group: Group = "agents") -> str:
+        """Write the users of a group with one more, who may say and hear nothing, until they are written next.
 
         Return its seed, which is kept nowhere: a server that lets it in has read that file since.
         """
         seed = new_seed()
-        self._write_agents(_user(public_key(seed), (), ()))
+        self._write_group(group, _user(public_key(seed), (), ()))
         return seed
 
     def remove_agent(self, worker: str) -> None:
         """Forget an agent's identity; after a reload the server drops it."""
-        for suffix in (".seed", ".pub"):
-            (self.folder / "agents" / f"{_checked(worker)}{suffix}").unlink(missing_ok=True)
-        self._write_users()
+        self._remove("agents", worker)
+
+    def remove_publisher(self, source: str) -> None:
+        """Forget a publisher's identity; as `remove_agent`."""
+        self._remove("publishers", source)
 
     @property
     def agents(self) -> dict[str, str]:
@@ -104,7 +110,7 @@ class Identities:
     @property
     def publishers(self) -> dict[str, str]:
         """Public key by source."""
-        return _public_keys(self.folder / "publishers")
+        return publishers_in(self.folder.parent)
 
     def agent_seed(self, worker: str) -> str:
         """Return the seed of an agent made here; FileNotFoundError if there is none."""
@@ -143,7 +149,7 @@ class Identities:
         _write(self.folder / "server.conf", "\n".join(lines) + "\n")
         return name
 
-    def _add(self, group: str, name: str, public: str | None) -> str | None:
+    def _add(self, group: Group, name: str, public: str | None) -> str | None:
         path = self.folder / group / f"{_checked(name)}.seed"
         if public is not None:
             if not is_public_key(public):
@@ -154,6 +160,11 @@ class Identities:
         seed = None if path.with_suffix(".pub").exists() else self._seed(path)
         self._write_users()
         return seed
+
+    def _remove(self, group: Group, name: str) -> None:
+        for suffix in (".seed", ".pub"):
+            (self.folder / group / f"{_checked(name)}{suffix}").unlink(missing_ok=True)
+        self._write_users()
 
     def _seed(self, path: Path) -> str:
         if not path.exists():
@@ -167,11 +178,12 @@ class Identities:
         provisioner = _user(public_key(self.provisioner), ("$JS.API.>",), ("_INBOX.provisioner.>",))
         self._write_conf("sys", [watcher])
         self._write_conf("jobs", [coordinator, provisioner])
-        self._write_agents()
-        self._write_conf("publishers", [_publisher(source, key) for source, key in self.publishers.items()])
+        self._write_group("agents")
+        self._write_group("publishers")
 
-    def _write_agents(self, *more: str) -> None:
-        self._write_conf("agents", [*(_agent(worker, key) for worker, key in self.agents.items()), *more])
+    def _write_group(self, group: Group, *more: str) -> None:
+        known, rights = (self.agents, _agent) if group == "agents" else (self.publishers, _publisher)
+        self._write_conf(group, [*(rights(name, key) for name, key in known.items()), *more])
 
     @property
     def watcher_public(self) -> str:
@@ -185,6 +197,21 @@ class Identities:
 def agents_in(folder: Path) -> dict[str, str]:
     """Return the public key of each worker that a data folder has an identity of; writes nothing."""
     return _public_keys(folder / "identities" / "agents")
+
+
+def publishers_in(folder: Path) -> dict[str, str]:
+    """Return the public key of each publisher; as `agents_in`."""
+    return _public_keys(folder / "identities" / "publishers")
+
+
+def holders_in(folder: Path, key: str) -> set[str]:
+    """Return who has this public key: `agents/mini`, `publishers/blog`, `./coordinator`; NATS refuses it for two."""
+    return {
+        f"{group}/{name}"
+        for group in (".", "agents", "publishers")
+        for name, known in _public_keys(folder / "identities" / group).items()
+        if known == key
+    }
 
 
 def is_public_key(text: str) -> bool:

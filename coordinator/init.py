@@ -18,36 +18,43 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import orjson
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from coordinator.embedded import nats_conf
 from coordinator.identities import Identities, ServerSettings
 from coordinator.init_certificates import make_authority, make_server
 from shared.errors import ConfigurationError
-from shared.private_file import create_private, replace_private
+from shared.private_file import create_private, is_draft, replace_private, sweep_drafts
 
 ANSWERS: Final = "init.json"
 POSTGRES: Final = "postgresql://tandem@/tandem?host=/var/run/postgresql"
 """Debian's Postgres on the same machine: its socket, and the system's user for a password."""
 
 _UNITS: Final = ("tandem-nats.service", "tandem-coordinator.service", "tandem-backup.service", "tandem-backup.timer")
+_DRAFTED: Final = (".", "tls", "identities", "identities/agents", "identities/publishers", "systemd")
 _HOST = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _PATH = re.compile(r"/[A-Za-z0-9._/@+-]*")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _HOMES: Final = ("/home/", "/root/", "/run/user/")
 
 
+_Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
     """What was asked for; kept in init.json."""
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
+
     host: str  # the VPS's name on the internet
     user: str  # the system's user that the services run as
-    http_port: int = 8420  # on this machine only: Caddy stands before it
-    nats_port: int = 4222  # to the internet, TLS
-    websocket_port: int = 4223  # on this machine only: Caddy again
+    http_port: _Port = 8420  # on this machine only: Caddy stands before it
+    nats_port: _Port = 4222  # to the internet, TLS
+    websocket_port: _Port = 4223  # on this machine only: Caddy again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +74,7 @@ class Outcome(StrEnum):
 
 
 def initialise(folder: Path, answers: Answers, programs: Programs, postgres: str | None = None) -> dict[str, Outcome]:
-    """Write what is missing; return what became of each file, by its name in the folder.
+    """Write what is missing; return what became of each file, by its name in the folder; of `tls/` what was made.
 
     `postgres`: DSN, None = `POSTGRES`. Raises ConfigurationError for a folder of something else or of another host,
     and for names that can't stand in a configuration file.
@@ -76,8 +83,8 @@ def initialise(folder: Path, answers: Answers, programs: Programs, postgres: str
     _claim(folder, answers)
     identities = Identities(folder)
     (folder / "tls").mkdir(mode=0o700, exist_ok=True)
-    make_authority(folder / "tls")
-    make_server(folder / "tls", "nats", list(dict.fromkeys((answers.host, "localhost", "127.0.0.1"))))
+    made = make_authority(folder / "tls")
+    made += make_server(folder / "tls", "nats", list(dict.fromkeys((answers.host, "localhost", "127.0.0.1"))))
     if not (identities.folder / "server.conf").exists():
         identities.write_server(_server(folder, answers))
     settings = _settings(folder, answers, programs, identities, postgres or _postgres_of(folder) or POSTGRES)
@@ -91,18 +98,23 @@ def initialise(folder: Path, answers: Answers, programs: Programs, postgres: str
     }
     for name in ("systemd", "backups"):
         (folder / name).mkdir(mode=0o700, exist_ok=True)
-    return {name: _write(folder / name, text) for name, text in files.items()}
+    certificates = {f"tls/{name}": Outcome.WRITTEN for name in made}
+    return certificates | {name: _write(folder / name, text) for name, text in files.items()}
 
 
 def answers_of(folder: Path) -> Answers | None:
     """Return what was asked for when the folder was made; None if it was not made by init."""
     try:
-        return Answers(**orjson.loads((folder / ANSWERS).read_bytes()))
+        return TypeAdapter(Answers).validate_json((folder / ANSWERS).read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
-        msg = f"{folder / ANSWERS} can't be read: {error}"
-        raise ConfigurationError(msg) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        told = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+    except OSError as error:
+        told = error.strerror or str(error)
+    msg = f"{folder / ANSWERS} can't be read: {told}"
+    raise ConfigurationError(msg)
 
 
 def _check(folder: Path, answers: Answers, programs: Programs) -> None:
@@ -128,7 +140,7 @@ def _claim(folder: Path, answers: Answers) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         known = answers_of(folder)
-        if known is None and any(folder.iterdir()):
+        if known is None and not all(is_draft(one) for one in folder.iterdir()):
             msg = f"{folder} is not empty, and not of `tandem init`: choose another folder"
             raise ConfigurationError(msg)
         if known is not None and known != answers:
@@ -137,6 +149,8 @@ def _claim(folder: Path, answers: Answers) -> None:
             msg = f"{folder} was made for {told}; nothing is overwritten: edit its files, or choose another folder"
             raise ConfigurationError(msg)
         folder.chmod(0o700)
+        for name in _DRAFTED:  # by an init that was killed
+            sweep_drafts(folder / name)
         create_private(folder / ANSWERS, orjson.dumps(asdict(answers), option=orjson.OPT_INDENT_2))
     except OSError as error:
         msg = f"{folder}: {error.strerror}"
@@ -208,7 +222,8 @@ def _settings(folder: Path, answers: Answers, programs: Programs, identities: Id
     text = "# The coordinator's settings, with secrets: for its owner alone. coordinator/settings.py has every name.\n"
     for comment, table in parts:
         text += f"\n# {comment}\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items())
-    return text + f'\n[tokens]\n"admin:admin" = {json.dumps(identities.secret("admin-token"))}\n'
+    text += "\n# Settings go above this line: whatever stands below [tokens] is one of them.\n"
+    return text + f'[tokens]\n"admin:admin" = {json.dumps(identities.secret("admin-token"))}\n'
 
 
 def _filled(name: str, folder: Path, answers: Answers, programs: Programs) -> str:

@@ -30,10 +30,10 @@ _EARLIER: Final = timedelta(days=1)
 """Valid from a day ago: a Mac whose clock is behind is let in too."""
 
 
-def make_authority(folder: Path) -> None:
-    """Make `ca.crt` and `ca.key` in a folder; what is there stays."""
+def make_authority(folder: Path) -> list[str]:
+    """Make `ca.crt` and `ca.key` in a folder, and return what was made; what is there stays."""
     if (folder / "ca.crt").exists():
-        return
+        return []
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Tandem")])
     made = (
@@ -46,12 +46,13 @@ def make_authority(folder: Path) -> None:
     (folder / "ca.key").unlink(missing_ok=True)  # of an authority whose certificate was lost
     _keep_key(folder / "ca.key", key)
     create_private(folder / "ca.crt", made.public_bytes(Encoding.PEM))
+    return ["ca.crt", "ca.key"]
 
 
-def make_server(folder: Path, name: str, hosts: Sequence[str]) -> None:
-    """Make `<name>.crt` and `<name>.key` for these names and addresses, by the authority there; what is there stays."""
+def make_server(folder: Path, name: str, hosts: Sequence[str]) -> list[str]:
+    """Make `<name>.crt` and `<name>.key` for these names and addresses, by the authority there; as `make_authority`."""
     if (folder / f"{name}.crt").exists():
-        return
+        return []
     authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     signer = load_pem_private_key((folder / "ca.key").read_bytes(), None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
@@ -75,6 +76,7 @@ def make_server(folder: Path, name: str, hosts: Sequence[str]) -> None:
     (folder / f"{name}.key").unlink(missing_ok=True)
     _keep_key(folder / f"{name}.key", key)
     create_private(folder / f"{name}.crt", made.public_bytes(Encoding.PEM))
+    return [f"{name}.crt", f"{name}.key"]
 
 
 def forget_ending(folder: Path, name: str, *, within: timedelta) -> None:

@@ -5,19 +5,25 @@ includes `identities/`), and the setting `nats_reload` says how it is told. Call
 """
 
 import asyncio
+import contextlib
+import os
+import signal
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.identities import Identities, agents_in
+from coordinator.identities import Group, Identities, agents_in, holders_in, publishers_in
 from shared.bus import Bus, BusDown
 from shared.errors import TandemError
 
 RELOAD_S = 12.0
-"""By when servers of one's own must have read their users, the command that tells them included: a client of the HTTP
-side waits for 15 s."""
+"""By when servers must have read their users, the command that tells them included: a client of the HTTP side waits for
+15 s."""
+
+LOCAL_SOURCE = "local"
+"""The publisher that `tandem up` itself makes, at each start if it must: its seed is in connection.json."""
 
 _AGAIN_S = (0.05, 0.2, 0.5, 1.0)
 _TOLD = 500
@@ -28,34 +34,68 @@ class NotReloadedError(TandemError):
 
 
 class NatsUsers(ABC):
-    """Who may connect as an agent: kept in `folder`/identities, where nats.conf includes from."""
+    """Who may connect as an agent or a publisher: kept in `folder`/identities, where nats.conf includes from."""
 
-    def __init__(self, folder: Path) -> None:
-        """Keep them in this data folder."""
+    def __init__(self, folder: Path, *, own: frozenset[str] = frozenset()) -> None:
+        """Keep them in this data folder; `own`: publishers whose keys are made there, and nowhere else."""
+        self.own = own
         self._folder = folder
         self._turn = asyncio.Lock()
+        self._doubtful: set[tuple[Group, str]] = set()  # removed, and a server may still let them in
 
     def agents(self) -> Mapping[str, str]:
         """Return the public key of each worker."""
         return agents_in(self._folder)
+
+    def publishers(self) -> Mapping[str, str]:
+        """Return the public key of each publisher, by its source."""
+        return publishers_in(self._folder)
+
+    def holders(self, public_key: str) -> set[str]:
+        """Return who has this key: `agents/mini`, `publishers/blog` ...; a server refuses its users if two have it."""
+        return holders_in(self._folder, public_key)
 
     async def add(self, worker: str, public_key: str) -> None:
         """Let a worker connect with this key, and with none that it had before; ValueError for what is no key."""
         async with self._turn:
             identities = Identities(self._folder)
             identities.add_agent(worker, public_key)
-            await self._reload(identities)
+            await self._reload(identities, "agents")
 
-    async def remove(self, worker: str) -> None:
-        """Let a worker connect no more, and end the connection that it has."""
+    async def remove(self, worker: str) -> bool:
+        """Let a worker connect no more, and end the connection that it has; return whether it could until now."""
         async with self._turn:
             identities = Identities(self._folder)
+            known = worker in identities.agents
             identities.remove_agent(worker)
-            await self._reload(identities)
+            return await self._forget(identities, "agents", worker, known=known)
+
+    async def add_publisher(self, source: str, public_key: str) -> None:
+        """Let a publisher connect; as `add`."""
+        async with self._turn:
+            identities = Identities(self._folder)
+            identities.add_publisher(source, public_key)
+            await self._reload(identities, "publishers")
+
+    async def remove_publisher(self, source: str) -> bool:
+        """Let a publisher connect no more; as `remove`."""
+        async with self._turn:
+            identities = Identities(self._folder)
+            known = source in identities.publishers
+            identities.remove_publisher(source)
+            return await self._forget(identities, "publishers", source, known=known)
+
+    async def _forget(self, identities: Identities, group: Group, name: str, *, known: bool) -> bool:
+        if known:
+            self._doubtful.add((group, name))
+        await self._reload(identities, group)
+        known = (group, name) in self._doubtful
+        self._doubtful.discard((group, name))
+        return known
 
     @abstractmethod
-    async def _reload(self, identities: Identities) -> None:
-        """Return when every server goes by what was written; NotReloadedError."""
+    async def _reload(self, identities: Identities, group: Group) -> None:
+        """Return when every server goes by what was written of this group; NotReloadedError."""
 
 
 class _Child(Protocol):
@@ -75,13 +115,14 @@ class OurServer(NatsUsers):
 
     def __init__(self, nats: _Child) -> None:
         """Take the server, running or not."""
-        super().__init__(nats.folder)
+        super().__init__(nats.folder, own=frozenset({LOCAL_SOURCE}))
         self._nats = nats
 
-    async def _reload(self, identities: Identities) -> None:  # noqa: ARG002 - our own server's log tells enough
+    async def _reload(self, identities: Identities, group: Group) -> None:  # noqa: ARG002 - its log tells enough
         try:
             self._nats.reload()
-            await self._nats.reloaded()
+            async with asyncio.timeout(RELOAD_S):
+                await self._nats.reloaded()
         except ProcessLookupError:
             raise NotReloadedError("nats-server does not run") from None
         except TimeoutError:
@@ -102,8 +143,8 @@ class OwnServer(NatsUsers):
         self._urls = [url.strip() for url in urls.split(",")]
         self._tls = tls
 
-    async def _reload(self, identities: Identities) -> None:
-        seed = identities.add_witness()
+    async def _reload(self, identities: Identities, group: Group) -> None:
+        seed = identities.add_witness(group)
         deadline = asyncio.get_running_loop().time() + RELOAD_S
         await self._run()
         left_s = deadline - asyncio.get_running_loop().time()
@@ -131,6 +172,7 @@ class OwnServer(NatsUsers):
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
             )
         except OSError as error:
             msg = f"nats_reload: {self._command[0]}: {error.strerror}"
@@ -139,7 +181,8 @@ class OwnServer(NatsUsers):
             async with asyncio.timeout(RELOAD_S):
                 said, _ = await process.communicate()
         except TimeoutError:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it started, which may hold the pipe
             await process.wait()
             msg = f"nats_reload: {self._command[0]} did not end within {RELOAD_S:g} s"
             raise NotReloadedError(msg) from None

@@ -39,12 +39,13 @@ async def dump(dsn: str, path: Path, *, server: int) -> None:
     await _asked(program, dsn, "--format=custom", "--no-owner", "--no-privileges", f"--file={path}")
 
 
-async def restore(dsn: str, path: Path) -> None:
-    """Fill an empty database, all or nothing; the script lies beside the dump meanwhile."""
+async def restore(dsn: str, path: Path, last: str) -> None:
+    """Fill an empty database and carry out the `last` statements, all or nothing; the script lies beside the dump."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         script = Path(folder) / "restore.sql"
         await _run(await _found("pg_restore"), "--no-owner", "--no-privileges", f"--file={script}", str(path))
         await asyncio.to_thread(_fit_for_every_server, script)
+        await asyncio.to_thread(_add, script, last)
         options = ("--no-psqlrc", "--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1", "--output=/dev/null")
         await _asked(await _found("psql"), dsn, *options, f"--file={script}")
 
@@ -66,6 +67,11 @@ def _fit_for_every_server(script: Path) -> None:
                 file.write(b"--")
             at += len(line)
             file.seek(at)
+
+
+def _add(script: Path, last: str) -> None:
+    with script.open("a") as file:
+        file.write(f"\n{last}")
 
 
 async def _asked(program: str, dsn: str, *arguments: str) -> str:

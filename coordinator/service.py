@@ -183,7 +183,7 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
     `users`: who may connect to NATS, if it is not as the settings say.
     Raises ConfigurationError for settings that can't work, UnreachableError when Postgres can't be reached at start.
     """
-    access = _access(settings)
+    access, users = _access(settings), users or _users(settings)
     sources = load_if(settings.sources_file)
     settings = settings.model_copy(update={"wordpress": sites_of(sources, settings.wordpress)})
     host, port = _address(settings.http)
@@ -231,6 +231,7 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
                 store=store,
                 publications=publications,
                 sources=sources,
+                users=users,
             )
             hooks = await stack.enter_async_context(coordinator.hooks)
             retention = Retention(KeptRows(pool), settings.ages())
@@ -239,7 +240,7 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
             access_tokens = Tokens(AccessTokens(pool), access)
             coordinator.loops.append(Loop("tokens", access_tokens.once, every_s=2.0, quiet_about=LedgerDownError))
             enrolment = Enrolment(
-                users or _users(settings),
+                users,
                 Invitations(pool),
                 ledger,
                 coordinator.queries,
@@ -247,6 +248,7 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
                 url=lambda: coordinator.settings.public_url or coordinator.url,
                 nats=settings.nats_public_url or settings.nats,
                 ca=settings.nats_ca,
+                make_ready=coordinator.results.ensure,
             )
             reasons = Reasons(coordinator.directory, coordinator.dispatcher.is_paused)
             context = WebContext(
@@ -306,6 +308,7 @@ def _compose(
     store: WatchedStore,
     publications: Publications,
     sources: Mapping[str, Source],
+    users: NatsUsers | None,
 ) -> Coordinator:
     policy, lanes = settings.policy(), effects.lanes
     directory = Directory(
@@ -342,7 +345,7 @@ def _compose(
         results.forget()
         made = await _provision(settings, bus, queries)
         reach(Failpoint.INTAKE_MADE)
-        for source in _sources(settings):
+        for source in _sources(settings).union(users.publishers() if users else ()):
             await results.ensure(source)
         by_name["results"].wake()
         return made

@@ -27,7 +27,7 @@ from coordinator.service import Coordinator, running
 from coordinator.settings import CoordinatorSettings
 from coordinator.up_agents import LocalAgents
 from coordinator.up_beyond import host_for, listen_beyond
-from coordinator.up_folder import AUDIT, CONNECTION, only_one, tokens_of, write_private
+from coordinator.up_folder import AUDIT, CONNECTION, only_one, refuse_unfinished, tokens_of, write_private
 from shared.errors import ConfigurationError, TandemError, UnreachableError
 
 _log = structlog.get_logger()
@@ -116,6 +116,7 @@ async def running_up(plan: Plan) -> AsyncIterator[Up]:
     data = plan.data.expanduser().resolve()
     async with AsyncExitStack() as stack:
         stack.enter_context(only_one(data))
+        refuse_unfinished(data)
         (data / CONNECTION).unlink(missing_ok=True)
         _refuse_taken(http_host, http_port, "HTTP", "--http")
         beyond = listen_beyond(plan.listen, data) if plan.listen is not None else None
@@ -238,9 +239,10 @@ def _logs(data: Path) -> dict[str, Path]:
 
 
 async def _settled(coordinator: Coordinator) -> None:
-    """Wait until the coordinator can take work and give it: connected, streams made, every loop once round."""
+    """Wait until the coordinator can take work and give it: connected, streams made, each loop of that once round."""
     deadline = asyncio.get_running_loop().time() + _READY_S
-    while reasons := coordinator.unready() or [loop.name for loop in coordinator.loops if not loop.rounds]:
+    needed = [loop for loop in coordinator.loops if loop.max_failures]  # not the brooms: they may have hours to do
+    while reasons := coordinator.unready() or [loop.name for loop in needed if not loop.rounds]:
         if asyncio.get_running_loop().time() > deadline:
             msg = f"the coordinator is not ready after {_READY_S:g} s: {'; '.join(reasons)}"
             raise UnreachableError(msg)

@@ -7,6 +7,7 @@ Page and API stay on loopback without TLS as well, for this machine's command li
 """
 
 import ipaddress
+import ssl
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 from coordinator.embedded import free_port
 from coordinator.init import is_host
-from coordinator.init_certificates import forget_ending, make_authority, make_server
+from coordinator.init_certificates import ends_at, forget_ending, make_authority, make_server
 from shared.errors import ConfigurationError
 
 HTTPS_PORT: Final = 8443
@@ -80,6 +81,13 @@ def listen_beyond(text: str, data: Path) -> Beyond:
     forget_ending(beyond.folder, name, within=_RENEWED)
     make_server(beyond.folder, name, list(dict.fromkeys((name, "localhost", "127.0.0.1"))))
     return beyond
+
+
+def last_name(data: Path) -> str | None:
+    """Return by which NAME a folder served other machines last (its newest certificate); None if it never did."""
+    found = [path for path in (data / "tls").glob("*.crt") if path.name != "ca.crt"]
+    newest = max(found, key=lambda path: ends_at(ssl.PEM_cert_to_DER_cert(path.read_text())), default=None)
+    return newest.stem if newest else None
 
 
 def _parted(text: str) -> tuple[str, int]:

@@ -4,6 +4,7 @@
     DIR/tokens.json       made once, kept (0600)
     DIR/connection.json   there while it runs (0600); see PROTOCOL, Command line
     DIR/audit.json        the same; the settings that `tandem audit` needs besides
+    DIR/restore.unfinished  there while `tandem restore` fills the folder: what is in it is not whole
 
 The rest belongs to NATS and Postgres (`embedded.py`), the artifact store, and the local agents (`up_agents.py`).
 """
@@ -23,6 +24,8 @@ from shared.private_file import replace_private
 
 CONNECTION = "connection.json"
 AUDIT = "audit.json"
+LOCK = "up.lock"
+UNFINISHED = "restore.unfinished"
 ROLES = ("admin", "publisher", "viewer")
 _TOKEN_BYTES = 32
 
@@ -33,7 +36,7 @@ def only_one(data: Path) -> Iterator[None]:
     try:
         mode = 0o711 if os.geteuid() == 0 else 0o700  # as root, Postgres's user passes through
         data.mkdir(mode=mode, parents=True, exist_ok=True)
-        held = lock(data / "up.lock", str(os.getpid()))
+        held = lock(data / LOCK, str(os.getpid()))
     except OSError as error:
         msg = f"data folder {data}: {error.strerror}"
         raise ConfigurationError(msg) from None
@@ -44,6 +47,13 @@ def only_one(data: Path) -> Iterator[None]:
         yield
     finally:
         os.close(held)
+
+
+def refuse_unfinished(data: Path) -> None:
+    """Refuse a folder that a killed `tandem restore` left half filled; ConfigurationError."""
+    if (data / UNFINISHED).exists():
+        msg = f"{data}: a restore was broken off here: run it again, or remove the folder"
+        raise ConfigurationError(msg)
 
 
 def tokens_of(data: Path) -> dict[str, str]:

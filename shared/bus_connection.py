@@ -6,7 +6,9 @@ only users of this class. Answers awaited over a link that is lost end at once, 
 """
 
 import asyncio
+import logging
 import random
+import re
 import secrets
 import ssl
 from collections import deque
@@ -29,6 +31,12 @@ _SUBJECT_MOST_BYTES = 2000
 """Of a control line of 4096 with subject and reply, over which the server closes the connection (facts/nats.md §6)."""
 
 _DENIALS_KEPT = 32
+
+_KEY_REFUSED = re.compile(r"authorization (violation|failed)|authentication (revoked|expired)", re.IGNORECASE)
+"""What a server says to a key that it does not know, or no longer."""
+_TODO = "its key was revoked or replaced, or never was this server's: an agent is invited again (`tandem-agent join`)"
+_NOISE = "returning true from eof_received() has no effect when using ssl"
+"""Said by asyncio each time that a server ends a TLS connection: nats-py's stream takes it for a plain one."""
 
 
 class Connection:
@@ -82,6 +90,7 @@ class Connection:
 
     async def __aenter__(self) -> Self:
         """Start connecting, and go on trying for as long as the bus is open."""
+        logging.getLogger("asyncio").addFilter(_is_no_noise)
         self._supervisor = asyncio.create_task(self._keep_connected(), name=f"bus:{self._name}")
         return self
 
@@ -187,15 +196,19 @@ class Connection:
                 _log.warning("bus lost", name=self._name, url=url, error=repr(why))
             except Exception as error:  # noqa: BLE001 - acted upon: whatever ended a link, the next one is tried
                 if failures & (failures + 1) == 0:  # the 1st, and each doubling: an outage must not fill the log
-                    _log.warning(
-                        "bus connect failed", name=self._name, url=url, error=repr(error), failures=failures + 1
-                    )
+                    self._log_failure(url, error, failures + 1)
             finally:
                 await link.discard(self._stuck_s)
             if opened_at is not None and loop.time() - opened_at > self._delays_s[0]:
                 failures = 0  # not for a link that is cut as soon as it is up: that one backs off too
             await asyncio.sleep(reconnect_delay_s(failures, random.uniform(-1, 1), self._delays_s))  # noqa: S311 - jitter
             failures += 1
+
+    def _log_failure(self, url: str, error: Exception, failures: int) -> None:
+        if _KEY_REFUSED.search(str(error)):
+            _log.error("bus connect failed", name=self._name, url=url, error=str(error), todo=_TODO, failures=failures)
+        else:
+            _log.warning("bus connect failed", name=self._name, url=url, error=repr(error), failures=failures)
 
     async def _open(self, link: Link, url: str) -> None:
         """Connect, and restore the subscriptions; only when the server has them does anyone hear of it."""
@@ -272,6 +285,10 @@ def _checked_seed(name: str, seed: str | None) -> str | None:
         msg = f"{name}: the NATS seed is no nkey seed (SU...)"
         raise ConfigurationError(msg) from None
     return seed.strip()
+
+
+def _is_no_noise(record: logging.LogRecord) -> bool:
+    return _NOISE not in str(record.msg)
 
 
 def _fail(answer: asyncio.Future[Message], error: Exception) -> None:

@@ -1,5 +1,6 @@
 """The client's requests: one server, one token, and what an answer means. Used by `client.py` alone."""
 
+import ssl
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,9 @@ _Model = TypeVar("_Model", bound=BaseModel)
 _CHUNK_BYTES = 256 * 1024
 _SILENCE_S = 45.0
 """A stream of events that says nothing for so long is dead: a coordinator sends a comment every 15 s."""
+
+_UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})
+"""OpenSSL's numbers of a certificate whose signer is not among those that this machine trusts."""
 
 
 class Http:
@@ -106,10 +110,22 @@ class Http:
     def _unreachable(self, error: Exception) -> UnreachableError:
         if isinstance(error, TimeoutError):
             return UnreachableError(f"no answer from {self.url} within {self._timeout_s:g} s")
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            return UnreachableError(f"can't reach {self.url}: {_distrust(error.certificate_error)}")
         if isinstance(error, aiohttp.ClientConnectorError):
             error = error.os_error
         why = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
         return UnreachableError(f"can't reach {self.url}: {why}")
+
+
+def _distrust(error: Exception) -> str:
+    """Say what is wrong with a server's certificate, and what to do if this machine does not know its authority."""
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return str(error)
+    said = f"its certificate: {error.verify_message}"
+    if error.verify_code not in _UNKNOWN_AUTHORITY:
+        return said
+    return f"{said}; if it is by Tandem's own authority, set SSL_CERT_FILE to its tls/ca.crt"
 
 
 def read(model: type[_Model], answer: Any) -> _Model:

@@ -3,36 +3,48 @@
 All of it blocks for as long as the disk takes. Called for seeds, tokens, settings with secrets, and by the spool.
 """
 
-import contextlib
 import fcntl
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from shared.errors import ConfigurationError
+
+_DRAFT: Final = re.compile(r"\..+\.[0-9a-f]{16}")
 
 
 def replace_private(path: Path, content: bytes) -> None:
     """Write the file, or put this one in its place; OSError leaves what was there."""
-    draft = _draft(path, content)
-    try:
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
+    while True:
+        draft = _draft(path, content)
+        try:
+            draft.replace(path)
+            break
+        except FileNotFoundError:
+            continue  # somebody swept the drafts: again
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
     sync_folder(path.parent)
 
 
 def create_private(path: Path, content: bytes) -> None:
     """Write the file unless it is there by now: of two processes that do so at once, the first one's stands."""
-    draft = _draft(path, content)
-    try:
-        with contextlib.suppress(FileExistsError):
+    while True:
+        draft = _draft(path, content)
+        try:
             path.hardlink_to(draft)
-    finally:
-        draft.unlink()
+            break
+        except FileExistsError:
+            break
+        except FileNotFoundError:
+            continue  # as above
+        finally:
+            draft.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
@@ -78,6 +90,18 @@ def sync_folder(path: Path) -> None:
         sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_draft(path: Path) -> bool:
+    """Say whether this is what a killed process left instead of a file, or is about to become one."""
+    return _DRAFT.fullmatch(path.name) is not None and path.is_file() and not path.is_symlink()
+
+
+def sweep_drafts(folder: Path) -> None:
+    """Remove the drafts in a folder, if it is there; whoever writes there at this moment does so again."""
+    for path in folder.glob(".*"):
+        if is_draft(path):
+            path.unlink(missing_ok=True)
 
 
 def _draft(path: Path, content: bytes) -> Path:

@@ -191,3 +191,11 @@ class Lacking(Protocol):
 
     def lacks(self) -> dict[str, str]:
         """Return each thing that is set and missing, and what to do about it, as far as its backend was seen."""
+
+
+@runtime_checkable
+class Proposing(Protocol):
+    """What an executor has besides `Executor` if a backend that was found needs settings before it offers anything."""
+
+    async def proposal(self) -> dict[str, Any]:
+        """Return the settings that let it offer what its backend has; called once the backend has answered."""

@@ -21,7 +21,7 @@ from agent.executors import comfyui_outcome as outcomes
 from agent.executors.base import BackendDown, Elsewhere, Permanent, Product, Progress, RunnableJob, Transient
 from agent.executors.clocks import Clocks, Limit, Limits, OutOfTime
 from agent.executors.comfyui_client import Client, NoAnswer, Refused
-from agent.executors.comfyui_discovery import missing_files, remedies
+from agent.executors.comfyui_discovery import missing_files, proposed_models, remedies
 from agent.executors.comfyui_graph import Graph
 from agent.executors.comfyui_inputs import Inputs
 from agent.executors.comfyui_product import collect, fetch, refs_of
@@ -45,7 +45,7 @@ _log = structlog.get_logger()
 
 
 class ComfyUIExecutor(HttpExecutor):
-    """Implements `base.Executor` and `base.Backed`."""
+    """Implements `base.Executor`, `base.Backed`, `base.Lacking` and `base.Proposing`."""
 
     name: ClassVar[str] = outcomes.BACKEND
 
@@ -87,6 +87,14 @@ class ComfyUIExecutor(HttpExecutor):
     def lacks(self) -> dict[str, str]:
         """Return the configured models that lack files."""
         return remedies(self._missing)
+
+    async def proposal(self) -> dict[str, Any]:
+        """Return the server's checkpoints as models."""
+        try:
+            models = await proposed_models(self.client)
+        except (Refused, NoAnswer):
+            models = {}
+        return {"models": models} if models else {}
 
     async def need_bytes(self, job: RunnableJob) -> int | None:
         """Return what the settings say of the job's model; 0 if it made the server's last picture."""

@@ -4,6 +4,8 @@ The list of all nodes is near a megabyte, so it is never asked for. Called by `c
 """
 
 from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
 
 from agent.executors import comfyui_templates as templates
 from agent.executors.comfyui_client import Client
@@ -18,6 +20,8 @@ _FOLDERS = {
     "vae": "vae",
     "upscale_model": "upscale_models",
 }
+_MOST_PROPOSED = 100
+_NAME_MOST = 200
 
 
 async def missing_files(client: Client, models: Mapping[str, ImageModel]) -> dict[str, list[str]]:
@@ -44,3 +48,17 @@ def remedies(missing: Mapping[str, list[str]]) -> dict[str, str]:
         names = ", ".join(placeholder for placeholder, _, _ in pairs)
         found[f"model {model}"] = f"put {folders} of ComfyUI, or correct {names} in executors.comfyui.models.{model}"
     return found
+
+
+async def proposed_models(client: Client) -> dict[str, dict[str, Any]]:
+    """Return the settings of a model for each checkpoint of the server, named as its file is.
+
+    A checkpoint has all parts in one file; what is in parts (Flux as it is published) only a person can put together.
+    """
+    files = await client.choices(*templates.files_in("checkpoint")["checkpoint"]) or []
+    named: dict[str, dict[str, Any]] = {}
+    for file in files:
+        name = PurePosixPath(file.replace("\\", "/")).stem
+        if 0 < len(name) <= _NAME_MOST and name != "*" and len(named) < _MOST_PROPOSED:
+            named.setdefault(name, {"template": "checkpoint", "checkpoint": file})
+    return named

@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from agent.executors.base import Backed, Executor, ExecutorError, Product, Progress, RunnableJob, Surroundings
 from agent.executors.memory import Gpu
 from agent.executors.verdicts import OUT_OF_MEMORY
+from agent.words import settings_faults
 from shared import subjects
 from shared.errors import ConfigurationError
-from shared.wire import Capability, faults_of
+from shared.wire import Capability
 
 GROUP = "tandem.executors"
 _log = structlog.get_logger()
@@ -36,8 +37,7 @@ def load_executors(tables: Mapping[str, Mapping[str, Any]]) -> list[Executor]:
         try:
             found.append(known[name].load().from_settings(table))
         except ValidationError as error:
-            faults = "; ".join(f"{fault.field}: {fault.message}" for fault in faults_of(error, f"executors.{name}"))
-            raise ConfigurationError(faults) from None
+            raise ConfigurationError(settings_faults(error, f"executors.{name}")) from None
         except ImportError as error:
             msg = f"executor {name!r} can't be loaded: {error}; install tandem[agent]"
             raise ConfigurationError(msg) from error

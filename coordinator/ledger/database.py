@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import orjson
@@ -52,7 +53,7 @@ async def open_pool(dsn: str, *, min_size: int = 1, max_size: int = 8) -> asyncp
 
     Raises LedgerDownError if Postgres can't be reached; with `min_size` 0 it connects on first use.
     """
-    with reaching():
+    with _socket_named(dsn), reaching():
         return await asyncpg.create_pool(
             dsn,
             min_size=min_size,
@@ -68,6 +69,20 @@ async def open_pool(dsn: str, *, min_size: int = 1, max_size: int = 8) -> asyncp
                 "max_parallel_workers_per_gather": "0",  # a count of all jobs leaves the other cores to the writer
             },
         )
+
+
+@contextmanager
+def _socket_named(dsn: str) -> Iterator[None]:
+    """Say of a socket that is not there which one it is; the system's error does not."""
+    try:
+        yield
+    except LedgerDownError as error:
+        query = parse_qs(urlsplit(dsn).query)
+        folder, port = query.get("host", [""])[-1], query.get("port", ["5432"])[-1]
+        if isinstance(error.__cause__, FileNotFoundError) and folder.startswith("/"):
+            msg = f"Postgres is away: no such file: {folder}/.s.PGSQL.{port}"
+            raise LedgerDownError(msg) from error
+        raise
 
 
 @asynccontextmanager

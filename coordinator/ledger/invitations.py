@@ -27,10 +27,10 @@ class Invitations:
         """Use it up for a public key; False if it is over, or another key has used it. The same key may repeat."""
         return bool(await fetch(self._pool, "invitation_use", invitation_id, public_key))
 
-    async def void(self, worker: str) -> None:
-        """Make what the worker was invited with good for nothing, used or not."""
-        await fetch(self._pool, "invitation_void", worker)
+    async def void(self, worker: str) -> bool:
+        """Make what the worker was invited with good for nothing, used or not; return whether it was not over yet."""
+        return any(row["was_open"] for row in await fetch(self._pool, "invitation_void", worker))
 
-    async def forget_worker(self, worker: str, *, actor: str) -> None:
-        """Forget the worker, and keep that `actor` said so."""
-        await fetch(self._pool, "worker_forget", worker, actor)
+    async def forget_worker(self, worker: str, *, actor: str) -> bool:
+        """Forget the worker, and keep that `actor` said so; return whether it was known."""
+        return bool(await fetch(self._pool, "worker_forget", worker, actor))

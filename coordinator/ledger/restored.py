@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from coordinator.ledger.database import fetch, open_pool
+from coordinator.ledger.database import fetch, open_pool, sql
 
 
 async def is_empty(dsn: str) -> bool:
@@ -11,9 +11,18 @@ async def is_empty(dsn: str) -> bool:
     return bool((await _one(dsn, "schema_is_empty"))["empty"])
 
 
-async def mark_restored(dsn: str, made_at: datetime) -> int:
-    """Note that this ledger came from a backup of that time; return the first epoch that is granted from now on."""
-    floor: int = (await _one(dsn, "restored_mark", made_at))["epoch_floor"]
+def mark_of(made_at: datetime) -> str:
+    """Return the statements which note that a ledger came from a backup of that time, of any schema.
+
+    They belong into the transaction that fills it: no ledger is there that grants again what was granted since.
+    """
+    mark = sql("restored_mark").replace("$1", f"'{made_at.isoformat()}'::timestamptz")
+    return f"SET search_path = public;\n{sql('restored_table')};\n{mark};\n"
+
+
+async def epoch_floor(dsn: str) -> int:
+    """Return the first epoch that a restored ledger grants."""
+    floor: int = (await _one(dsn, "restored_floor"))["epoch_floor"]
     return floor
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.enrolment import EnrolledError, Enrolment, NoInvitationError, UnmanagedError
+from coordinator.enrolment import EnrolledError, Enrolment, NoInvitationError, NotEnrolledError, UnmanagedError
 from coordinator.nats_users import NotReloadedError
 from coordinator.web.access import Caller
 from coordinator.web.body import parsed, read_body
@@ -38,17 +38,17 @@ class JoinBody(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    invitation: str = Field(min_length=1, max_length=64)
-    public_key: str = Field(min_length=1, max_length=64)
-    seal: str = Field(min_length=1, max_length=128)
+    invitation: str = Field(pattern=r"^[!-~]{1,64}$")
+    public_key: str = Field(pattern=r"^[!-~]{1,64}$")
+    seal: str = Field(pattern=r"^[!-~]{1,128}$")
 
 
 async def invite(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Make a line by which a Mac joins as this worker, once."""
     worker = _worker_of(request)
     said = parsed(InviteBody, await read_body(request, _MOST_BYTES) or b"{}")
-    with _refusals():
-        made = await _desk(context).invite(worker, actor=caller.name, good_s=said.good_s, replace=said.replace)
+    with refusals():
+        made = await desk(context).invite(worker, actor=caller.name, good_s=said.good_s, replace=said.replace)
     told = {"worker": made.worker, "line": made.line, "expires_at": made.expires_at, "warnings": made.warnings}
     return json_response(told, 201)
 
@@ -56,8 +56,8 @@ async def invite(context: WebContext, request: web.Request, caller: Caller) -> w
 async def revoke(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Cut a worker off: its key is good no more, its connection and its leases end, it is forgotten."""
     worker = _worker_of(request)
-    with _refusals():
-        ended = await _desk(context).revoke(worker, actor=caller.name)
+    with refusals():
+        ended = await desk(context).revoke(worker, actor=caller.name)
     return json_response({"worker": worker, "leases_ended": ended})
 
 
@@ -67,20 +67,22 @@ async def join(context: WebContext, request: web.Request) -> web.Response:
     if wait_s := context.guesses.take(guesser):
         raise too_many(wait_s, "too many tries to join")
     said = parsed(JoinBody, await read_body(request, _MOST_BYTES))
-    with _refusals():
-        welcome = await _desk(context).join(said.invitation, said.public_key, said.seal)
+    with refusals():
+        welcome = await desk(context).join(said.invitation, said.public_key, said.seal)
     context.guesses.give_back(guesser)
     told = {"worker": welcome.worker, "nats": welcome.nats, "ca": welcome.ca, "seal": welcome.seal}
     return json_response(told)
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def refusals() -> Iterator[None]:
     """Answer what enrolment refuses."""
     try:
         yield
     except NoInvitationError as error:
         raise RefusedError(404, "no_invitation", str(error)) from None
+    except NotEnrolledError as error:
+        raise RefusedError(404, "not_enrolled", str(error)) from None
     except EnrolledError as error:
         raise RefusedError(409, "enrolled", str(error)) from None
     except UnmanagedError as error:
@@ -89,7 +91,8 @@ def _refusals() -> Iterator[None]:
         raise RefusedError(503, "not_reloaded", str(error)) from None
 
 
-def _desk(context: WebContext) -> Enrolment:
+def desk(context: WebContext) -> Enrolment:
+    """Return who lets in and cuts off; UnmanagedError if nobody does."""
     if context.enrolment is None:
         raise UnmanagedError
     return context.enrolment

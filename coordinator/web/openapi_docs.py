@@ -21,6 +21,7 @@ from coordinator.web import (
     logs,
     operations,
     publications,
+    publishers,
     tokens,
     uploads,
     worker_rules,
@@ -180,6 +181,31 @@ class Welcome(Answer):
     nats: str  # URL
     ca: str  # certificates to trust, PEM; empty = the system's
     seal: str
+
+
+class NatsPublisher(Answer):
+    """A publisher that may connect to NATS."""
+
+    source: str
+    public_key: str  # of its nkey
+
+
+class NatsPublishers(Answer):
+    """Every publisher that may connect to NATS."""
+
+    publishers: list[NatsPublisher]
+
+
+class PublisherAdded(NatsPublisher):
+    """A publisher that may connect to NATS from now on."""
+
+    nats: str  # URL
+
+
+class PublisherRevoked(Answer):
+    """A publisher that was cut off."""
+
+    source: str
 
 
 class Token(Answer):
@@ -388,7 +414,12 @@ DOCS: Final[Mapping[Callable[..., Any], Doc]] = {
     worker_rules.tell: Doc(answers={200: WorkerRules}, refuses=_refuses(404, 413), body=Rules, needs_body=True),
     worker_rules.clear: Doc(answers={200: WorkerRules}, refuses=_refuses(404)),
     enrolment.invite: Doc(answers={201: Invitation}, refuses=_refuses(409, 413), body=enrolment.InviteBody),
-    enrolment.revoke: Doc(answers={200: WorkerRevoked}, refuses=_refuses(409, 422)),
+    enrolment.revoke: Doc(answers={200: WorkerRevoked}, refuses=_refuses(404, 409, 422)),
+    publishers.listed: Doc(answers={200: NatsPublishers}, refuses=_refuses(409), uses_ledger=False),
+    publishers.add: Doc(
+        answers={200: PublisherAdded, 201: PublisherAdded}, refuses=_refuses(409, 413), body=publishers.PublisherBody
+    ),
+    publishers.revoke: Doc(answers={200: PublisherRevoked}, refuses=_refuses(404, 409, 422)),
     tokens.listed: Doc(answers={200: Tokens}),
     tokens.make: Doc(answers={201: NewToken}, refuses=_refuses(409, 413), body=tokens.TokenBody),
     tokens.revoke: Doc(answers={200: TokenRevoked}, refuses=_refuses(404)),

@@ -143,6 +143,16 @@ async def test_one_that_dies_is_followed_by_another_and_none_outlives_the_agent(
     assert not last.is_running()
 
 
+async def test_one_that_will_not_end_is_ended(world, tools):
+    stubborn = tools.folder / "bin" / "caffeinate"
+    stubborn.write_text(stubborn.read_text().replace("#!/bin/sh\n", "#!/bin/sh\ntrap '' TERM\n"))
+    async with world.running():
+        world.attempt()
+        await eventually(lambda: len(tools.caffeinated) == 1)
+        child = psutil.Process(tools.caffeinated[0])
+    assert not child.is_running()
+
+
 async def test_one_that_does_not_start_is_tried_again(world, tools, monkeypatch):
     start, refused = mac.caffeinate, []
 

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import sys
+from importlib.metadata import version
 
+from agent.workspace import data_folder
 from tests.support.agent_world import WAIT_S
 
 
@@ -72,3 +74,54 @@ async def test_wrong_settings_end_with_status_2(tmp_path):
         status, output = await _call(*args, **env)
         assert status == 2, output
         assert "Traceback" not in output
+
+
+async def test_who_has_not_joined_is_told_to(tmp_path):
+    for command in ("run", "doctor"):
+        status, output = await _call(command, HOME=str(tmp_path))
+        assert (status, "run `tandem-agent join LINE` first" in output) == (2, True), output
+
+
+async def test_the_version_is_said():
+    status, output = await _call("--version")
+    assert (status, output) == (0, f"tandem {version('tandem')}\n")
+
+
+async def test_what_is_no_setting_is_said_so(tmp_path):
+    config = tmp_path / "agent.toml"
+    config.write_text('worker = "mini"\nrnk = 1\n[rules]\nhurs = []\n')
+    status, output = await _call("doctor", "--config", str(config))
+    assert (status, "rnk is not a setting" in output, "rules.hurs is not a setting" in output) == (2, True, True), (
+        output
+    )
+    config.write_text('worker = "mini"\n[executors.ollama]\nurrl = "x"\n')
+    status, output = await _call("run", "--config", str(config), "--data", str(tmp_path / "d"))
+    assert (status, "executors.ollama.urrl is not a setting" in output) == (2, True), output
+
+
+async def test_the_coordinators_variables_are_not_obeyed(servers, far, tmp_path):
+    """TANDEM_DATA names the folder of `tandem up`, TANDEM_LOG_* its log; what both mean alike counts."""
+    strangers = tmp_path / "strangers"
+    config = tmp_path / "agent.toml"
+    config.write_text(f'worker = "mini"\ndata = "{tmp_path / "own"}"\nslots = 1\n[executors.sketch]\n')
+    environment = {
+        "TANDEM_DATA": str(strangers),
+        "TANDEM_LOG_FILE": str(strangers / "log"),
+        "TANDEM_LOG_LEVEL": "warn",
+        "TANDEM_SLOTS": "2",
+    }
+    _, output = await _call("doctor", "--config", str(config), "--nats", servers.nats.url, **environment)
+    assert f"ok     data folder: {tmp_path / 'own'}," in output, output
+    assert not strangers.exists()
+    _, output = await _call("doctor", "--config", str(config), **environment, TANDEM_AGENT_DATA=str(tmp_path / "mine"))
+    assert f"ok     data folder: {tmp_path / 'mine'}," in output, output
+
+
+async def test_the_doctor_beside_a_running_agent_does_not_say_to_stop_it(servers, far, tmp_path):
+    seed = servers.nats.identities.add_agent("mini")
+    with data_folder(tmp_path / "d", "one"):
+        args = ("--worker", "mini", "--nats", servers.nats.url, "--data", str(tmp_path / "d"), "--executor", "sketch")
+        _, output = await _call("doctor", *args, TANDEM_AGENT_SEED=seed)
+    assert f"an agent runs there (pid {os.getpid()}" in output, output
+    assert "stop it" not in output
+    assert "worker mini, 1 slot, rank 0" in output

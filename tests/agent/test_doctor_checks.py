@@ -144,6 +144,8 @@ async def test_a_certificate_that_is_over_points_at_the_clock_too(tmp_path):
 async def test_tls_that_the_server_does_not_speak(servers, far):
     found = await examine_link(servers.nats.url.replace("nats:", "tls:"), seed=new_seed(), tls=None)
     assert found.said == "TLS: the server speaks none"
+    assert found.todo.startswith("have the server speak TLS: `tandem up --listen NAME`")
+    assert found.todo.endswith("only if it is on this very machine (127.0.0.1)")
 
 
 async def test_a_key_that_the_server_does_not_know(servers, far):

@@ -159,7 +159,7 @@ async def test_the_doctor_lets_nothing_be_generated_beside_a_running_agent(serve
         with data_folder(tmp_path, "mini"):
             found = {finding.what: finding for finding in await examine(settings)}
         assert found["data folder"].ok
-        assert "is in use" in found["data folder"].said
+        assert "an agent runs there" in found["data folder"].said
         assert found["executor ollama"].ok
         assert found["executor ollama"].said.endswith("not made to generate now")
         assert server.requests == []

@@ -2,11 +2,13 @@
 
 import os
 
+import psutil
 import pytest
 
 from agent import mac, tools
 from shared.rules import Reading, Rule, Thermal
 from tests.support.fake_mac import BATT_DESKTOP, CUSTOM_MACBOOK, CUSTOM_MINI, FakeMac
+from tests.support.servers import eventually
 
 ALL = frozenset(Rule)
 
@@ -56,6 +58,23 @@ async def test_a_tool_that_hangs_is_ended(fakes):
     assert (said.status, said.error) == (tools.HUNG, "pmset did not answer within 0.2 s")
 
 
+async def test_what_a_hanging_tool_started_holds_up_nobody(tmp_path, monkeypatch):
+    program, started = tmp_path / "pmset", tmp_path / "started"
+    program.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {started}\nwait\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    said = await tools.call("pmset", within_s=1.0)
+    assert said.status == tools.HUNG
+    await eventually(lambda: _is_dead(int(started.read_text())))
+
+
+def _is_dead(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # nobody reaps here
+    except psutil.NoSuchProcess:
+        return True
+
+
 async def test_a_tool_that_is_missing_is_no_crash(monkeypatch):
     monkeypatch.setenv("PATH", os.environ["PATH"])
     said = await tools.call("no-such-tool-of-apple")
@@ -81,6 +100,7 @@ async def test_a_tool_that_is_missing_is_no_crash(monkeypatch):
         ),
         ("Now drawing from 'Battery Power'\n", (False, None)),
         ("", (None, None)),
+        (f"Now drawing from 'AC Power'\n -InternalBattery-0 {'9' * 6000}%; charging", (True, 999)),
     ],
 )
 def test_power_is_read(said, read):

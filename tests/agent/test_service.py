@@ -182,11 +182,17 @@ async def test_what_launchd_refuses_for_good_is_said_with_its_word(mac, home):
     (mac.folder / "refusals").write_text("125")
     status, output = await home.call("install")
     assert (status, "Bootstrap failed: 125" in output, "Traceback" in output) == (1, True, False)
+    file = home.folder / "Library/LaunchAgents" / f"{LABEL}.plist"
+    assert not file.exists()
+    file.write_bytes(plistlib.dumps({"Label": LABEL}))
+    (mac.folder / "refusals").write_text("125")
+    assert ((await home.call("install"))[0], file.exists()) == (1, True)
+    file.unlink()
     status, output = await home.call("install", SUDO_USER="anna")
     assert (status, "not by sudo" in output) == (1, True)
     (mac.folder / "no_session").touch()
     status, output = await home.call("install")
-    assert (status, "log in at this Mac's screen" in output) == (1, True)
+    assert (status, "log in at this Mac's screen" in output, "tandem-agent run" in output) == (1, True, True)
 
 
 @pytest.mark.parametrize("command", ["uninstall", "status", "restart"])
@@ -289,7 +295,7 @@ async def test_the_settings_that_join_wrote_are_taken_unless_a_worker_is_named(f
     assert "those of `join`" in await home.good("run", "--help")
     home.config.unlink()
     status, output = await home.call("doctor")
-    assert (status, "worker: Field required" in output) == (2, True)
+    assert (status, "no worker is named: run `tandem-agent join LINE` first" in output) == (2, True)
 
 
 async def test_the_service_is_judged_without_the_shells_variables_and_with_paths_from_the_settings_folder(
@@ -305,7 +311,7 @@ async def test_the_service_is_judged_without_the_shells_variables_and_with_paths
     assert (home.config.parent / "work/agent.lock").exists()
     home.config.write_text(settings.replace('worker = "mini"', ""))
     status, output = await home.call("install", TANDEM_AGENT_WORKER="mini")
-    assert (status, "worker: Field required" in output) == (2, True)
+    assert (status, "no worker is named: run `tandem-agent join LINE` first" in output) == (2, True)
 
 
 @pytest.mark.parametrize("flags", [("--nats", "nats://x"), ("--worker", "x"), ("--executor", "sketch")])
@@ -340,6 +346,16 @@ async def test_a_seed_of_another_worker_is_said_plainly_and_once(servers, far, t
 # ---- systemd
 
 
+def refusing(linux, tool, verb, said):
+    """Let a tool refuse what has this word among its arguments."""
+    program = linux.folder.parent / "systemd/bin" / tool
+    program.rename(program.with_suffix(".real"))
+    program.write_text(
+        f'#!/bin/sh\ncase " $* " in *" {verb} "*) echo "{said}" >&2; exit 1;; esac\nexec "$0.real" "$@"\n'
+    )
+    program.chmod(0o755)
+
+
 async def test_on_linux_the_same_commands_make_a_user_unit(far, linux):
     output = await linux.good("install")
     first = await linux.running()
@@ -364,9 +380,21 @@ async def test_the_doctor_looks_from_systemds_context(far, linux):
 
 async def test_a_missing_user_manager_is_named(linux):
     (linux.folder.parent / "systemd/no_manager").touch()
-    status, output = await linux.call("install")
-    assert (status, "loginctl enable-linger" in output) == (1, True)
+    refusing(linux, "systemd-run", "--user", "Failed to connect to bus: No medium found")
+    for words in (("install",), ("doctor", "--in-service"), ("status",)):
+        status, output = await linux.call(*words)
+        assert (status, "loginctl enable-linger" in output, "tandem-agent run" in output) == (1, True, True), output
     (linux.folder.parent / "systemd/no_manager").unlink()
+
+
+@pytest.mark.parametrize("verb", ["daemon-reload", "enable", "restart"])
+async def test_an_install_that_fails_leaves_no_unit_but_one_that_was_there(linux, verb):
+    unit = linux.folder / ".config/systemd/user/tandem-agent.service"
+    refusing(linux, "systemctl", verb, "refused")
+    status, output = await linux.call("install")
+    assert (status, f"systemctl --user {verb}: refused" in output, unit.exists()) == (1, True, False), output
+    unit.write_text("[Unit]")
+    assert ((await linux.call("install"))[0], unit.exists()) == (1, True)
 
 
 def test_a_unit_keeps_odd_paths_whole():

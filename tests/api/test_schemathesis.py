@@ -30,7 +30,7 @@ CONFIG = """
 negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 409, 413, 422, 429, "5xx"]
 
 [[operations]]
-include-operation-id = ["jobs_search", "jobs_submit", "worker_rules_tell"]
+include-operation-id = ["jobs_search", "jobs_submit", "publishers_add", "worker_rules_tell"]
 checks.positive_data_acceptance.enabled = false
 
 [[operations]]

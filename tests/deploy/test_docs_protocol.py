@@ -9,8 +9,9 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from shared import subjects, wire
+from shared.client_nats import _JS_PREFIX
 from shared.ids import NAME_PATTERN
-from shared.streams import STREAMS
+from shared.streams import STREAMS, results_consumer
 from shared.submission import Submission
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
@@ -75,3 +76,8 @@ def test_every_wire_decision_is_told() -> None:
     words += ["down", "rules", "better_free"]
     words += [":<state>", "agent-<worker>-<instance>"]
     assert [word for word in words if word not in PAGE] == []
+
+
+def test_how_a_publisher_takes_its_results_is_how_the_client_does() -> None:
+    assert f"`{_JS_PREFIX}.CONSUMER.MSG.NEXT.RESULTS.{results_consumer('<source>')}`" in PAGE
+    assert "exactly `+ACK`" in PAGE.split("## Results")[1]

@@ -342,6 +342,13 @@ async def test_a_disk_that_is_nearly_full(this: Vps, monkeypatch: pytest.MonkeyP
     assert "GiB free" in (await faults(this))["disk"].said
 
 
+def test_a_disk_is_called_by_the_folder_where_it_begins(tmp_path: Path) -> None:
+    (tmp_path / "secrets").mkdir()
+    settings = CoordinatorSettings(secrets=tmp_path / "secrets", artifacts=tmp_path / "none" / "artifacts")
+    (finding,) = doctor_module._disk(settings)
+    assert Path(finding.said.partition(": ")[0]).is_mount()
+
+
 async def test_artifacts_that_cant_be_written(this: Vps, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "owner and rights" in (await faults(this, artifacts=tmp_path / "file" / "artifacts"))["artifacts"].todo
@@ -376,6 +383,11 @@ async def test_the_folder_of_a_tandem_up_has_a_doctor_too() -> None:
     try:
         async with tandem_up(data / "up"):
             status, out, error = await tandem("doctor", "--data", str(data / "up"))
+            (data / "here").mkdir()
+            (data / "here" / "data").symlink_to(data / "up")
+            plain = await tandem("doctor", cwd=data / "here")  # as `tandem jobs` finds it
+            schema = await tandem("migrate", "--check", cwd=data / "here")
+        assert [(plain[0], schema[0]), plain[1]] == [(0, 0), out.replace(str(data / "up"), "data")]
         assert (status, "FAULT" in out) == (0, False), out + error
         assert "ok     coordinator: " in out
         assert "ok     stream WORK: " in out

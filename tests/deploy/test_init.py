@@ -14,6 +14,7 @@ import aiohttp
 import asyncpg
 import psutil
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from coordinator.cli import app, explain
@@ -29,9 +30,17 @@ from tests.support.world import eventually_async
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 WRITTEN = [
-    "Caddyfile", "admin.env", "nats-server.conf", "nats.conf", "systemd/tandem-backup.service",
-    "systemd/tandem-backup.timer", "systemd/tandem-coordinator.service", "systemd/tandem-nats.service", "tandem.toml",
-]  # fmt: skip
+    "Caddyfile",
+    "admin.env",
+    "nats-server.conf",
+    "nats.conf",
+    "systemd/tandem-backup.service",
+    "systemd/tandem-backup.timer",
+    "systemd/tandem-coordinator.service",
+    "systemd/tandem-nats.service",
+    "tandem.toml",
+]
+CERTIFICATES = ["tls/ca.crt", "tls/ca.key", "tls/nats.crt", "tls/nats.key"]  # fmt: skip
 
 
 def init(folder: Path, *flags: str) -> tuple[int, str]:
@@ -61,7 +70,7 @@ def test_everything_is_written_for_its_owner_alone(tmp_path: Path) -> None:
     folder = tmp_path / "t"
     said = made(folder, "--host", "vps.example.org", "--user", ME)
     assert sorted(line.split()[1] for line in said.splitlines() if line.startswith("written")) == sorted(
-        str(folder / name) for name in WRITTEN
+        str(folder / name) for name in WRITTEN + CERTIFICATES
     )
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert [path for path in files if not private(path)] == []
@@ -103,6 +112,32 @@ def test_a_second_run_changes_nothing_and_says_so(tmp_path: Path) -> None:
     assert contents(folder) == before
 
 
+def test_a_certificate_that_is_made_anew_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+    made(folder, "--host", "vps.example.org")
+    (folder / "tls" / "nats.crt").unlink()
+    said = made(folder)
+    written = [line.split()[1] for line in said.splitlines() if line.startswith("written")]
+    assert written == [str(folder / "tls" / name) for name in ("nats.crt", "nats.key")]
+    assert "everything was there already" not in said
+
+
+@pytest.mark.parametrize("line", ["keep_jobs_s = 0", 'log_level = "debug"'])
+def test_a_setting_below_the_tokens_is_told_where_it_belongs(tmp_path: Path, line: str) -> None:
+    made(tmp_path / "t", "--host", "vps.example.org")
+    path = tmp_path / "t" / "tandem.toml"
+    text = path.read_text()
+    path.write_text(f"{text}{line}\n")
+    with pytest.raises(ValidationError) as caught:
+        CoordinatorSettings.load(path)
+    name = line.split(maxsplit=1)[0]
+    assert explain(caught.value) == (2, f"{name} stands below [tokens], and is a setting: put it above [tokens]")
+    before, mark, after = text.partition("# Settings go above this line")
+    assert mark
+    path.write_text(f"{before}{line}\n{mark}{after}")
+    CoordinatorSettings.load(path)
+
+
 def test_what_was_edited_stays_and_the_other_version_lies_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "t"
     made(folder, "--host", "vps.example.org")
@@ -134,7 +169,7 @@ def test_what_was_lost_is_made_again_from_the_same_secrets(tmp_path: Path) -> No
         ((), "which host?"),
         (("--host", "https://vps.example.org"), "not a host's name"),
         (("--host", "VPS.example.org"), "not a host's name"),
-        (("--host", "vps.example.org", "--user", "somebody"), "run: sudo -u somebody tandem "),
+        (("--host", "vps.example.org", "--user", "somebody"), "run: sudo -u somebody tandem"),
     ],
 )
 def test_what_cant_be_is_said_and_nothing_written(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:

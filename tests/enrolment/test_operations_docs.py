@@ -1,4 +1,4 @@
-"""Every command that docs/operations.md shows about workers, tokens, backups and the schema, run as it stands there."""
+"""The commands of docs/operations.md on workers, publishers, tokens, backups and the schema, run as they stand."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ import pytest_asyncio
 from tests.support.processes import UpProcess, clean_environment, tandem_up
 
 DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
-SECTIONS = ("Workers: invite, rotate, revoke", "Tokens", "Backup and restore", "Schema")
+SECTIONS = ("Workers: invite, rotate, revoke", "Publishers over NATS", "Tokens", "Backup and restore", "Schema")
 PROGRAMS = {
     "tandem": (sys.executable, "-c", "from coordinator.cli import main; main()"),
     "tandem-agent": (sys.executable, "-c", "from agent.cli import main; main()"),

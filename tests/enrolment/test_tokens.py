@@ -62,6 +62,7 @@ async def test_a_token_is_good_at_once_is_listed_and_is_revoked(up: UpProcess) -
         sent = await client.submit(ARTICLE)
         assert (await client.job(sent.id)).source == "blog"
         status, out, _ = await tandem("tokens", "list", *where)
+        assert out.splitlines()[0].split() == ["id", "role", "name", "last", "used"]
         assert f"{token_id}  publisher  blog" in out
         assert "-         admin      admin" in out
         assert token.strip() not in out

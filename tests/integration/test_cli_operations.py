@@ -126,21 +126,30 @@ async def test_priority_moves_what_waits(world: World) -> None:
 
 async def test_workers_are_told_and_say_why_they_get_nothing(world: World) -> None:
     mini = await world.puppet("mini")
-    assert await run(world, "drain", "mini") == "mini drain\n"
+    assert await run(world, "drain", "mini") == "mini: draining\n"
     assert (await mini.hears("drain"))["type"] == "drain"
     assert await read(world, "pause", "mini") == {"worker": "mini", "order": "pause"}
     await mini.announce(state="paused")
     shown = await run(world, "workers")
     assert "paused" in shown
     assert "gets nothing: mini (told to be paused)" in shown
-    assert await run(world, "resume", "mini") == "mini resume\n"
+    assert await run(world, "resume", "mini") == "mini: ready\n"
     for order in ("drain", "pause", "resume"):
         await run(world, order, "nobody", expect=1)
 
 
+async def test_a_worker_that_takes_nothing_by_its_rules_is_blocked_as_on_the_pages(world: World) -> None:
+    mini = await world.puppet("mini")
+    assert " ready " in await run(world, "workers")
+    await mini.announce(facts={"not_pulling": "it is mon 12:00", "forbidden": ["it is mon 12:00"]})
+    shown = await run(world, "workers")
+    assert " blocked " in shown
+    assert " ready " not in shown
+
+
 async def test_lanes_are_paused_and_resumed(world: World) -> None:
     await world.submit()
-    assert await run(world, "lanes", "pause", "article.any") == "article.any paused\n"
+    assert await run(world, "lanes", "pause", "article.any") == "article.any: paused\n"
     assert [(lane["paused"], lane["why"]) for lane in await read(world, "lanes")] == [(True, "the lane is paused")]
     assert "paused" in await run(world, "lanes")
     assert await read(world, "lanes", "resume", "article.any") == {"lane": "article.any", "paused": False}

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from coordinator import init_certificates
-from coordinator.up_beyond import host_for, listen_beyond
+from coordinator.up_beyond import host_for, last_name, listen_beyond
 from shared.client import Client
 from shared.errors import ConfigurationError
 from shared.states import JobState
@@ -95,6 +95,20 @@ async def test_other_machines_get_https_and_must_log_in(up: UpProcess) -> None:
             await session.get(url.replace("https:", "http:"))
 
 
+async def test_a_command_line_elsewhere_is_told_how_to_trust_it(up: UpProcess) -> None:
+    url = (await line_for(up, "far")).partition("/join/")[0]
+    where = {"TANDEM_URL": url, "TANDEM_TOKEN": up.connection["tokens"]["admin"]}
+    status, _, error = await tandem("workers", **where)
+    assert (status, error.count("\n")) == (3, 1)
+    assert f"can't reach {url}: its certificate: " in error
+    assert "set SSL_CERT_FILE to its tls/ca.crt" in error
+    status, _, error = await tandem("workers", **where, SSL_CERT_FILE=str(up.data / "tls" / "ca.crt"))
+    assert status == 0, error
+    wrong = {**where, "TANDEM_URL": url.replace("localhost", "127.0.0.2")}
+    status, _, error = await tandem("workers", **wrong, SSL_CERT_FILE=str(up.data / "tls" / "ca.crt"))
+    assert (status, "SSL_CERT_FILE" in error) == (3, False)
+
+
 async def test_nats_speaks_nothing_but_tls(up: UpProcess) -> None:
     assert up.connection["nats"].startswith("tls://127.0.0.1:")
     reader, writer = await asyncio.open_connection("127.0.0.1", int(up.connection["nats"].rpartition(":")[2]))
@@ -113,6 +127,7 @@ async def test_audit_and_backup_find_their_way(up: UpProcess, tmp_path: Path) ->
     new = up.data.parent / "new"
     status, out, error = await tandem("restore", str(tmp_path / "one.tar"), "--data", str(new))
     assert status == 0, error
+    assert f"next: tandem up --data {new} --listen localhost\n" in out  # without it Macs would stay out
     for name in ("ca.crt", "ca.key"):  # else every Mac would have to join again
         assert (new / "tls" / name).read_bytes() == (up.data / "tls" / name).read_bytes()
 
@@ -129,6 +144,15 @@ async def test_nothing_but_loopback_is_open_without_it(folder: Path, up: UpProce
         status, _, error = await tandem("up", "--data", str(folder.parent / "other"), *flags)
         assert status == 2
         assert "--listen NAME serves others, by TLS" in error
+
+
+def test_the_name_that_was_given_last_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert last_name(tmp_path) is None
+    for days, name in enumerate(("old.example.org", "studio.local", "2001:db8::7")):
+        with monkeypatch.context() as later:
+            later.setattr(init_certificates, "SERVER_FOR", timedelta(days=1000 + days))
+            listen_beyond(name, tmp_path)
+        assert last_name(tmp_path) == name
 
 
 def test_a_name_is_needed_not_an_address_of_everything(tmp_path: Path) -> None:

@@ -2,15 +2,26 @@
 
 from datetime import UTC, datetime
 
+import asyncpg
 import pytest
 
 from coordinator.audit import audit
 from coordinator.ledger.model import Grant, Judged, Lost, Retry
-from coordinator.ledger.restored import mark_restored
+from coordinator.ledger.restored import epoch_floor, mark_of
 from shared.states import JobState, LostReason, Verdict
 from tests.support.ledger import Desk, beat, claim, completed, released, set_clock_offset
 
 MADE_AT = datetime(2026, 11, 30, tzinfo=UTC)
+
+
+async def mark_restored(dsn: str, made_at: datetime) -> int:
+    connection = await asyncpg.connect(dsn)
+    try:
+        async with connection.transaction():
+            await connection.execute(mark_of(made_at))
+    finally:
+        await connection.close()
+    return await epoch_floor(dsn)
 
 
 async def again(desk: Desk, job_id, seq: int) -> int:

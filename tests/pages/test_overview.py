@@ -100,7 +100,7 @@ async def test_macs_say_what_they_are(world: World, browser_page: BrowserPage) -
     await expect(mini).to_contain_text("no lane that it serves has work")
     await expect(mini.locator(".warm")).to_have_text("phi4 (loaded)")
     await expect(mini.locator(".facts")).to_have_text(
-        re.compile(r"on mains\s*9.2 GB of 24 GB free\s*load 1.4\s*312 GB disk free")
+        re.compile(r"on mains\s*8.6 GiB of 22.4 GiB free\s*load 1.4\s*312 GB disk free")
     )
     await expect(book).to_contain_text("on battery")
 

@@ -37,6 +37,8 @@ async def test_no_secret_reaches_a_log_or_the_list_of_processes(tmp_path: Path) 
         status, out, error = await tandem("workers", "invite", "mini", "--data", str(up.data))
         assert status == 0, error
         line = out.split("'")[1]
+        status, seed, error = await tandem("publishers", "add", "blog", "--data", str(up.data))
+        assert status == 0, error
         async with aiohttp.ClientSession() as session:
             for path, body in (("/login", {"token": WRONG}), ("/v1/join", {"invitation": WRONG, "seal": WRONG})):
                 async with session.post(url + path, json=body) as answer:
@@ -45,7 +47,7 @@ async def test_no_secret_reaches_a_log_or_the_list_of_processes(tmp_path: Path) 
             async with session.get(url + "/v1/jobs", headers={"Authorization": f"Bearer {WRONG}"}) as answer:
                 assert answer.status == 401
                 assert WRONG not in await answer.text()
-        secrets = secrets_of(up.data, sent.id) | {WRONG, line, parse_line(line).secret, *tokens.values()}
+        secrets = secrets_of(up.data, sent.id) | {WRONG, line, parse_line(line).secret, seed.strip(), *tokens.values()}
         assert len(secrets) >= 12
         arguments = [" ".join(process.cmdline()) for process in up.children()] + [
             " ".join(psutil.Process(up.process.pid).cmdline())
@@ -80,7 +82,7 @@ _SECRET = re.compile(r"(?:^|_)(?:token|secret|seal|signature|password|csrf|diges
 _PLAIN = {  # none of these is a secret
     "coordinator/audit.py: digest == sha256",
     "coordinator/demo_story.py: post['key'] == job.key",
-    "coordinator/enrolment.py: known == public_key",
+    "coordinator/identities.py: known == key",  # public halves
     "coordinator/web/html.py: request.query.get('v') == digest",
     "shared/client_http.py: token.strip() == token",  # with itself
 }

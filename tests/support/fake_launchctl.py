@@ -17,6 +17,7 @@ from pathlib import Path
 folder, verb, *rest = Path(sys.argv[1]), *sys.argv[2:]
 state_file = folder / "launchd.json"
 state = json.loads(state_file.read_text()) if state_file.exists() else {}
+before = json.dumps(state)
 domain = f"gui/{os.getuid()}"
 ENDED_S = 30.0
 
@@ -26,7 +27,10 @@ def say(text):
 
 
 def end(status, said=""):
-    state_file.write_text(json.dumps(state))
+    if json.dumps(state) != before:
+        draft = state_file.with_suffix(f".{os.getpid()}")  # another call may read meanwhile
+        draft.write_text(json.dumps(state))
+        draft.replace(state_file)
     if said:
         sys.stderr.write(f"{said}\n")
     sys.exit(status)

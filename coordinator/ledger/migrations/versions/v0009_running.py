@@ -42,6 +42,7 @@ def upgrade() -> None:
         sa.Column("epoch_floor", sa.Integer(), primary_key=True, nullable=False, autoincrement=False),
         sa.Column("at", _INSTANT, nullable=False),
         sa.Column("made_at", _INSTANT, nullable=False),
+        if_not_exists=True,  # a restore of an older backup makes it first: restored_table.sql
     )
     op.add_column("artifact", sa.Column("trimmed_at", _INSTANT, nullable=True))
 
