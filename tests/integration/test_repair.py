@@ -16,7 +16,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from coordinator import cli_audit
+from coordinator import audit_streams, cli_audit
 from coordinator.artifacts import FolderStore
 from coordinator.audit import RULES, Breach, Limits, audit
 from coordinator.audit import look as look_twice
@@ -223,6 +223,20 @@ async def test_messages_that_nobody_wants_are_removed(world: World) -> None:
 
     assert await work_subjects(bus) == {subject}
     assert await look(world) == []
+
+
+async def test_a_subject_that_is_only_listed_is_no_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of several that comes back may list one for a while whose message is gone."""
+    done = UUID((await completed(world, await world.puppet("mini"))).job_id)
+
+    async def and_one_that_is_gone(bus: Bus) -> set[str]:
+        return {*await work_subjects(bus), subjects.work(LANE, done)}
+
+    monkeypatch.setattr(audit_streams, "work_subjects", and_one_that_is_gone)
+    async with reached(world) as (pool, bus, store):
+        found = await look_twice(pool, bus, store, STRICT)
+    assert found.breaches == []
+    assert "1 messages of WORK listed, 1 of them without a message" in found.covered
 
 
 async def test_a_lease_that_is_over_is_expired(world: World) -> None:
