@@ -100,5 +100,6 @@ async def _end(child: Process) -> None:
         async with asyncio.timeout(_END_S):
             await child.wait()
     except TimeoutError:
-        child.kill()
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
         await child.wait()

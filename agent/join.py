@@ -58,12 +58,18 @@ _BACKENDS: Final[tuple[tuple[str, dict[str, Any], str], ...]] = (
     ("comfyui", {"url": "http://127.0.0.1:8000", "workflows": True}, "ComfyUI Desktop"),
 )
 """What is looked for: executor, its settings, its name for people. The first of an executor counts."""
+_USED: Final = "no_invitation"
+"""The code of a coordinator that knows no such line any more, or only with another key."""
 _ASIDE: Final = re.compile(r" ssl:(<[^>]*>|\w+)")
 """What aiohttp puts into its errors of the object that holds the certificates."""
 
 
 class RefusedError(TandemError):
-    """The coordinator says no."""
+    """The coordinator says no; `code` says why, empty if it was not a coordinator's word."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +303,8 @@ def _welcomed(line: JoinLine, new: Path, before: Path, tls: ssl.SSLContext) -> t
     """Return the answer and the file of the key that it is for: the new one, or the one that used this line before."""
     try:
         return asyncio.run(_ask(line, public_key(new.read_text()), tls)), new
-    except RefusedError:
-        if not before.exists():
+    except RefusedError as error:
+        if error.code != _USED or not before.exists():
             raise
     return asyncio.run(_ask(line, public_key(before.read_text()), tls)), before
 
@@ -323,7 +329,7 @@ async def _ask(line: JoinLine, public: str, tls: ssl.SSLContext) -> Welcome:
     try:
         told = orjson.loads(body)
         if status != 200:  # noqa: PLR2004
-            raise RefusedError(str(told["error"]["message"]))
+            raise RefusedError(str(told["error"]["message"]), str(told["error"]["code"]))
         welcome = Welcome(str(told["nats"]), str(told["ca"]))
         sealed = is_sealed(key, str(told["seal"]), "welcome", line.worker, public, welcome.nats, welcome.ca)
     except (ValueError, KeyError, TypeError):

@@ -38,7 +38,7 @@ def init(
     if known is None and host is None:
         msg = "which host? give --host with this machine's name on the internet"
         raise ConfigurationError(msg)
-    before = known or Answers(host="", user=_owner(path) or _name(os.geteuid()))
+    before = known or Answers(host="", user=_owner_but_root(path) or _name(os.geteuid()))
     answers = Answers(
         host=host or before.host,
         user=user or before.user,
@@ -77,6 +77,12 @@ def _owner(folder: Path) -> str | None:
         return _name(folder.stat().st_uid)
     except OSError:
         return None
+
+
+def _owner_but_root(folder: Path) -> str | None:
+    """Return whose folder it is, unless it is root's: whoever made it with sudo meant another."""
+    owner = _owner(folder)
+    return None if owner == _name(0) else owner
 
 
 def _name(uid: int) -> str:

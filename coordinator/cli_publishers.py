@@ -8,6 +8,7 @@ import typer
 from coordinator import cli_show
 from coordinator.cli_where import Data, Json, Token, Url, ask
 from coordinator.cli_workers import checked_name
+from shared.client import RefusedRequestError
 from shared.errors import ConfigurationError, TandemError
 from shared.nkey import new_seed, public_key
 from shared.private_file import write_synced
@@ -45,8 +46,13 @@ def add(
         _write(seed_file, seed)
     try:
         made = ask(url, token, data, lambda client: client.add_publisher(name, public, replace=replace))
-    except TandemError:
-        if seed_file is not None:
+    except TandemError as error:
+        is_unknown = isinstance(error, ConfigurationError) or (
+            isinstance(error, RefusedRequestError) and error.status < 500  # noqa: PLR2004
+        )
+        if seed is not None and not is_unknown:
+            _say_doubtful(name, public, seed, seed_file)
+        elif seed_file is not None:
             seed_file.unlink(missing_ok=True)
         raise
     if json:
@@ -58,6 +64,14 @@ def add(
     where = f"its seed is in {seed_file}" if seed_file is not None else "its seed is shown this once"
     said = "" if seed is None else f"; {where}"
     typer.echo(f"{name} connects to {made['nats']} with {public}{said}", err=True)
+
+
+def _say_doubtful(name: str, public: str, seed: str, seed_file: Path | None) -> None:
+    """Keep a seed whose key the coordinator may have taken, though it did not say so."""
+    if seed_file is None:
+        typer.echo(seed)
+    again = f"tandem publishers add {name} --replace --public-key {public}"
+    typer.echo(f"NATS may or may not know this key by now; keep its seed, and repeat: {again}", err=True)
 
 
 def list_(*, json: Json = False, url: Url = None, token: Token = None, data: Data = None) -> None:

@@ -18,7 +18,7 @@ from coordinator.identities import Group, Identities, agents_in, holders_in, pub
 from shared.bus import Bus, BusDown
 from shared.errors import TandemError
 
-RELOAD_S = 12.0
+RELOAD_S = 8.0
 """By when servers must have read their users, the command that tells them included: a client of the HTTP side waits for
 15 s."""
 
@@ -181,7 +181,7 @@ class OwnServer(NatsUsers):
             async with asyncio.timeout(RELOAD_S):
                 said, _ = await process.communicate()
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # with what it started, which may hold the pipe
             await process.wait()
             msg = f"nats_reload: {self._command[0]} did not end within {RELOAD_S:g} s"

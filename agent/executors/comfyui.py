@@ -89,12 +89,12 @@ class ComfyUIExecutor(HttpExecutor):
         return remedies(self._missing)
 
     async def proposal(self) -> dict[str, Any]:
-        """Return the server's checkpoints as models."""
+        """Return the server's checkpoints as models; callers' own workflows are then run only if somebody says so."""
         try:
             models = await proposed_models(self.client)
         except (Refused, NoAnswer):
             models = {}
-        return {"models": models} if models else {}
+        return {"workflows": False, "models": models} if models else {}
 
     async def need_bytes(self, job: RunnableJob) -> int | None:
         """Return what the settings say of the job's model; 0 if it made the server's last picture."""

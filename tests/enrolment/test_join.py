@@ -24,16 +24,23 @@ class Inviting:
     def __init__(self) -> None:
         self.line = ""
         self.known = ""
+        self.is_reloaded = True  # whether NATS has read its users
 
     async def answer(self, request: web.Request) -> web.Response:
         said = await request.json()
         assert said["invitation"] == invitation_id(SECRET)
         self.known = self.known or said["public_key"]
         if said["public_key"] != self.known:
-            return web.json_response({"error": {"message": "unknown, over, or used up"}}, status=404)
+            return refused(404, "no_invitation", "unknown, over, or used up")
+        if not self.is_reloaded:
+            return refused(503, "not_reloaded", "NATS did not read its users")
         told = {"nats": "tls://tandem.example.org:4222", "ca": "a certificate"}
         sealed = seal(invitation_key(SECRET), "welcome", "mini", said["public_key"], *told.values())
         return web.json_response({"worker": "mini", "seal": sealed, **told})
+
+
+def refused(status: int, code: str, message: str) -> web.Response:
+    return web.json_response({"error": {"code": code, "message": message, "faults": []}}, status=status)
 
 
 @asynccontextmanager
@@ -99,6 +106,20 @@ async def test_the_same_line_works_again_after_a_crash_at_any_write(
     assert public_key(seed) == coordinator.known
     assert (settings.rank, settings.nats) == (3, "tls://tandem.example.org:4222")
     assert names_in(tmp_path) == {"agent.toml", "agent.toml.before", "ca.pem", "mini.seed"}
+
+
+async def test_who_gets_a_new_key_keeps_it_though_nats_could_not_be_told_at_once(tmp_path: Path) -> None:
+    """Falling back on the old one would hide why, and leave the worker with the key that was to be replaced."""
+    async with inviting() as coordinator:
+        await to_thread(join, coordinator.line, tmp_path)
+        old = public_key((tmp_path / "mini.seed").read_text())
+        coordinator.known, coordinator.is_reloaded = "", False
+        with pytest.raises(agent_join.RefusedError, match="NATS did not read its users"):
+            await to_thread(join, coordinator.line, tmp_path)
+        assert public_key((tmp_path / "mini.seed").read_text()) == old
+        coordinator.is_reloaded = True
+        await to_thread(join, coordinator.line, tmp_path)
+        assert public_key((tmp_path / "mini.seed").read_text()) == coordinator.known != old
 
 
 async def test_a_disk_that_is_full_is_said_without_a_traceback(

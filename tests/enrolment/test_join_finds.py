@@ -60,7 +60,7 @@ async def machine(folder: Path) -> AsyncIterator[Machine]:
         tables = {
             "ollama": {"url": urls["ollama"]},
             "openai": {"url": urls["llama"]},
-            "comfyui": {"url": urls["comfyui"], "workflows": True, "models": MODELS},
+            "comfyui": {"url": urls["comfyui"], "workflows": False, "models": MODELS},
         }
         yield Machine(backends, tables, comfy)
 

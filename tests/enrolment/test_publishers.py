@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from pydantic import SecretStr
 
 from coordinator import nats_users
@@ -207,6 +208,36 @@ async def test_usage(up: UpProcess, tmp_path: Path) -> None:
     key = public_key(new_seed())
     status, out, said = await tandem("publishers", "add", "y", "--public-key", key, *here)
     assert (status, out, said) == (0, "", f"y connects to {up.connection['nats']} with {key}\n")
+
+
+@pytest.mark.parametrize(("status", "is_kept"), [(503, True), (409, False)])
+async def test_a_seed_is_dropped_only_if_its_key_is_surely_unknown(
+    tmp_path: Path,
+    status: int,
+    is_kept: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    shown: list[str] = []
+
+    async def refuse(request: web.Request) -> web.Response:
+        shown.append((await request.json())["public_key"])
+        return web.json_response({"error": {"code": "x", "message": "no", "faults": []}}, status=status)
+
+    app = web.Application()
+    app.router.add_put("/v1/publishers/blog", refuse)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        for flags in ((), ("--seed-file", str(tmp_path / "blog.seed"))):
+            exit_status, out, error = await tandem("publishers", "add", "blog", *flags, "--url", url, "--token", "t")
+            assert exit_status == 1, error
+            seed = (tmp_path / "blog.seed").read_text() if flags and is_kept else out
+            assert (public_key(seed) == shown[-1]) if is_kept else (seed == "")
+            assert (f"tandem publishers add blog --replace --public-key {shown[-1]}" in error) is is_kept
+        assert (tmp_path / "blog.seed").exists() is is_kept
+    finally:
+        await runner.cleanup()
 
 
 async def test_a_worker_that_nobody_has_is_not_called_revoked(up: UpProcess) -> None:
