@@ -96,10 +96,9 @@ async def _end(child: Process) -> None:
     if child.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             child.terminate()
-    try:
-        async with asyncio.timeout(_END_S):
-            await child.wait()
-    except TimeoutError:
+    ended = asyncio.ensure_future(child.wait())
+    await asyncio.wait({ended}, timeout=_END_S)  # asyncio.timeout() of Python 3.11.2 does nothing once cancelled
+    if not ended.done():
         with contextlib.suppress(ProcessLookupError):
             child.kill()
-        await child.wait()
+    await ended

@@ -92,10 +92,12 @@ async def lent_pool(dsn: str, *, min_size: int = 1, max_size: int = 8) -> AsyncI
     try:
         yield pool
     finally:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_S):
-                await pool.close()
-        pool.terminate()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await pool.close()
+        finally:
+            pool.terminate()
 
 
 async def _prepare(connection: asyncpg.Connection) -> None:
