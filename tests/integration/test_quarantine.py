@@ -94,7 +94,7 @@ async def test_who_is_set_aside_is_shown_with_the_reason(world: World, capsys: p
     async with Client(world.coordinator.url) as client:
         cli_show_operations.workers(await client.workers())
     printed = capsys.readouterr().out
-    assert "ready, set aside" in printed
+    assert "blocked, set aside" in printed
     assert f"set aside: mini ({shown['reason'].partition(';')[0]}" in printed
     assert world.coordinator.status()["counts"]["set_aside"] == 1
 
