@@ -18,13 +18,13 @@ import uvloop
 
 from agent import cli_service
 from agent.doctor import examine
-from agent.finding import Finding
 from agent.join import JOINED, join
 from agent.rule_watch import RulesFile
 from agent.service import run_agent
 from agent.settings import AgentSettings, from_environment, load_settings
 from shared import log
 from shared.errors import ConfigurationError, UnreachableError
+from shared.finding import Finding
 from shared.rules import Rules
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)

@@ -19,7 +19,6 @@ import typer
 
 from agent import mac
 from agent.doctor_machine import examine_drain
-from agent.finding import Finding
 from agent.join import JOINED
 from agent.launchd import Launchd
 from agent.log_lines import follow, line_for_people, newest
@@ -29,6 +28,7 @@ from agent.systemd_user import SystemdUser
 from agent.tools import find
 from shared import log
 from shared.errors import ConfigurationError
+from shared.finding import Finding
 from shared.private_file import replace_private
 
 _STRAY_MOST_BYTES: Final = 1024 * 1024

@@ -12,13 +12,13 @@ from agent.executors.base import Backed, Executor, Lacking
 from agent.executors.http import NOT_YET
 from agent.executors.memory import read_memory
 from agent.executors.registry import Registry, load_executors
-from agent.finding import Finding
 from agent.host import Clock
 from agent.settings import AgentSettings
 from agent.workspace import FolderInUseError, data_folder
 from shared import subjects
 from shared.bus import Bus, BusDown, BusError, Denied, NoResponders
 from shared.errors import ConfigurationError
+from shared.finding import Finding
 from shared.wire import Capability, LeaseQuestion, LeaseReply
 
 _CONNECT_S = 4.0

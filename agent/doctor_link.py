@@ -16,8 +16,8 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from agent import mac
-from agent.finding import Finding
 from shared.bus_link import Link
+from shared.finding import Finding
 
 _STEP_S: Final = 4.0
 _PORTS: Final = {"nats": 4222, "tls": 4222, "ws": 80, "wss": 443}

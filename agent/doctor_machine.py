@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from typing import Final
 
 from agent import mac
-from agent.finding import Finding
 from agent.machine import read_machine
 from agent.settings import AgentSettings
 from agent.sntp import skew_s
 from agent.supervised import EXIT_S
 from agent.tools import find
+from shared.finding import Finding
 from shared.rules import forbidden
 
 _MOST_SKEW_S: Final = 5.0

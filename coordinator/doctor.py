@@ -24,7 +24,6 @@ import aiohttp
 
 from coordinator.artifact_stores import store_of
 from coordinator.artifacts import NoRoomError
-from coordinator.doctor_findings import Finding
 from coordinator.doctor_nats import examine_nats
 from coordinator.init import ANSWERS
 from coordinator.ledger.database import fetch, open_pool
@@ -32,6 +31,7 @@ from coordinator.ledger.migrate import missing_revisions, revision_of
 from coordinator.settings import CoordinatorSettings
 from coordinator.up_folder import CONNECTION
 from shared.errors import ConfigurationError, LedgerDownError, TandemError
+from shared.finding import Finding
 
 __all__ = ["Finding", "examine"]
 

@@ -15,11 +15,11 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import SecretStr
 
-from coordinator.doctor_findings import Finding
 from coordinator.init_certificates import ends_at
 from coordinator.settings import CoordinatorSettings
 from shared.bus import ApiError, Bus, BusError, Denied
 from shared.bus_link import Link
+from shared.finding import Finding
 from shared.streams import STREAM_NOT_FOUND, STREAMS
 
 _STEP_S: Final = 4.0

@@ -22,7 +22,7 @@ import structlog
 from pydantic import SecretStr
 
 from coordinator.embedded import EmbeddedNats, EmbeddedPostgres
-from coordinator.nats_users import OurServer
+from coordinator.nats_users import LOCAL_SOURCE, OurServer
 from coordinator.service import Coordinator, running
 from coordinator.settings import CoordinatorSettings
 from coordinator.up_agents import LocalAgents
@@ -32,7 +32,7 @@ from shared.errors import ConfigurationError, TandemError, UnreachableError
 
 _log = structlog.get_logger()
 
-SOURCE = "local"
+SOURCE = LOCAL_SOURCE
 """The source of everything that is submitted with the folder's publisher token or key."""
 
 SOURCES = "sources.toml"

@@ -45,7 +45,7 @@ class JoinBody(BaseModel):
 
 async def invite(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Make a line by which a Mac joins as this worker, once."""
-    worker = _worker_of(request)
+    worker = name_in(request, "worker")
     said = parsed(InviteBody, await read_body(request, _MOST_BYTES) or b"{}")
     with refusals():
         made = await desk(context).invite(worker, actor=caller.name, good_s=said.good_s, replace=said.replace)
@@ -55,7 +55,7 @@ async def invite(context: WebContext, request: web.Request, caller: Caller) -> w
 
 async def revoke(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Cut a worker off: its key is good no more, its connection and its leases end, it is forgotten."""
-    worker = _worker_of(request)
+    worker = name_in(request, "worker")
     with refusals():
         ended = await desk(context).revoke(worker, actor=caller.name)
     return json_response({"worker": worker, "leases_ended": ended})
@@ -98,8 +98,9 @@ def desk(context: WebContext) -> Enrolment:
     return context.enrolment
 
 
-def _worker_of(request: web.Request) -> str:
-    worker = request.match_info["worker"]
-    if not _NAME.fullmatch(worker):
-        raise RefusedError(422, "invalid", f"not a worker's name ({NAME_PATTERN}): {worker[:80]!r}")
-    return worker
+def name_in(request: web.Request, kind: str) -> str:
+    """Return the name of a worker or source that the address has; 422 for what can't be one."""
+    name = request.match_info[kind]
+    if not _NAME.fullmatch(name):
+        raise RefusedError(422, "invalid", f"not a {kind}'s name ({NAME_PATTERN}): {name[:80]!r}")
+    return name

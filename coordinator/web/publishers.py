@@ -1,6 +1,5 @@
 """Publishers get a key for NATS, and lose it (`coordinator.enrolment`); its seed is made elsewhere, and stays there."""
 
-import re
 from typing import Final
 
 from aiohttp import web
@@ -10,12 +9,10 @@ from coordinator.identities import is_public_key
 from coordinator.web.access import Caller
 from coordinator.web.body import parsed, read_body
 from coordinator.web.context import WebContext, query_of
-from coordinator.web.enrolment import desk, refusals
+from coordinator.web.enrolment import desk, name_in, refusals
 from coordinator.web.errors import RefusedError, json_response
-from shared.ids import NAME_PATTERN
 
 _MOST_BYTES: Final = 64 * 1024
-_NAME: Final = re.compile(NAME_PATTERN)
 
 
 class PublisherBody(BaseModel):
@@ -39,7 +36,7 @@ async def listed(context: WebContext, request: web.Request, _: Caller) -> web.Re
 
 async def add(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Let a publisher connect to NATS with this key: it submits as this source, and takes its results."""
-    source = _source_of(request)
+    source = name_in(request, "source")
     said = parsed(PublisherBody, await read_body(request, _MOST_BYTES))
     with refusals():
         enrolment = desk(context)
@@ -52,14 +49,7 @@ async def add(context: WebContext, request: web.Request, caller: Caller) -> web.
 
 async def revoke(context: WebContext, request: web.Request, caller: Caller) -> web.Response:
     """Cut a publisher off: its key is good no more, and its connection ends. Its jobs and results stay."""
-    source = _source_of(request)
+    source = name_in(request, "source")
     with refusals():
         await desk(context).revoke_publisher(source, actor=caller.name)
     return json_response({"source": source})
-
-
-def _source_of(request: web.Request) -> str:
-    source = request.match_info["source"]
-    if not _NAME.fullmatch(source):
-        raise RefusedError(422, "invalid", f"not a source's name ({NAME_PATTERN}): {source[:80]!r}")
-    return source

@@ -1,4 +1,4 @@
-"""What a check of the doctor found."""
+"""What a check of a doctor found: the agent's (`agent.doctor`), or the coordinator's (`coordinator.doctor`)."""
 
 from dataclasses import dataclass
 
