@@ -4,6 +4,9 @@ Idempotent, and safe with several at once: one migrates, under an advisory lock,
 coordinators that work: each version is a transaction that waits for a lock no longer than others can wait behind it,
 and tries again; what reads whole tables holds up nobody (`migrations/online.py`). What fails in between goes on from
 there at the next start.
+
+A schema that is of this version already, as at almost every start, is only looked at, with the patience of any other
+statement: a start must not wait as long as a migration may take for a Postgres that went silent.
 """
 
 import asyncio
@@ -15,11 +18,12 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from coordinator.ledger.database import CONNECT_S, down, is_away, reaching
+from coordinator.ledger.database import CONNECT_S, STATEMENT_S, down, is_away, reaching
+from shared.errors import LedgerDownError
 
 MIGRATE_S = 600.0
 """A migration of a big table may take minutes; so may waiting for another coordinator's."""
@@ -34,6 +38,8 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 
 async def migrate(dsn: str) -> None:
     """Bring the database up to date; LedgerDownError if it can't be reached."""
+    if missing_revisions(await revision_of(dsn)) == []:
+        return
     engine = create_async_engine(
         "postgresql+asyncpg://",
         async_creator=lambda: asyncpg.connect(
@@ -47,6 +53,9 @@ async def migrate(dsn: str) -> None:
                 await _until_alone(connection)
                 while not await _is_upgraded(connection):  # noqa: ASYNC110 - nothing tells when a lock is free
                     await asyncio.sleep(_AGAIN_S)
+    except PendingRollbackError as error:  # what SQLAlchemy makes of a connection that ended within its transaction
+        msg = "Postgres is away: the connection ended in the middle of a migration"
+        raise LedgerDownError(msg) from error
     except DBAPIError as error:
         said = _said(error)
         if said is not None and is_away(said):
@@ -59,7 +68,7 @@ async def migrate(dsn: str) -> None:
 async def revision_of(dsn: str) -> str | None:
     """Return the schema that a database has; None if it has none. LedgerDownError if it can't be reached."""
     with reaching():
-        connection = await asyncpg.connect(dsn, timeout=CONNECT_S, command_timeout=MIGRATE_S)
+        connection = await asyncpg.connect(dsn, timeout=CONNECT_S, command_timeout=STATEMENT_S)
         try:
             if await connection.fetchval("SELECT to_regclass('alembic_version') IS NULL"):
                 return None
