@@ -9,12 +9,13 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from agent.words import settings_faults
+from shared.addresses import in_the_clear
 from shared.backoff import RECONNECT_S
 from shared.errors import ConfigurationError
 from shared.ids import NAME_PATTERN
@@ -123,6 +124,16 @@ class AgentSettings(BaseSettings):
     """A log file of this size is begun anew."""
     log_files: int = Field(default=5, ge=2, le=100)
     """How many log files are kept, the newest included."""
+
+    @model_validator(mode="after")
+    def _nothing_is_in_the_clear(self) -> Self:
+        clear = in_the_clear(self.nats) if self.ca_file is None else None  # with one, a link without TLS is refused
+        if clear is not None:
+            msg = (
+                f"nats: {clear} is not encrypted, and jobs would cross the network in the clear: write tls:// or wss://"
+            )
+            raise ValueError(msg)
+        return self
 
     @classmethod
     def settings_customise_sources(

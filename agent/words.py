@@ -20,6 +20,8 @@ def settings_faults(error: ValidationError, place: str = "") -> str:
         words = _WORDS.get(one["type"])
         if (fault.field, one["type"]) == ("worker", "missing"):
             said.append(_NOT_JOINED)
+        elif not one["loc"]:
+            said.append(fault.message)  # a rule about several: it names them
         else:
             said.append(f"{fault.field} {words}" if words else f"{fault.field}: {fault.message}")
     return "; ".join(said)

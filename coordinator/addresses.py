@@ -1,8 +1,7 @@
 """Where a request that somebody else asked for may go: to public addresses, and to networks that the settings allow.
 
 Else a publisher could have the coordinator talk to what only the coordinator reaches: its own machine, its cloud's
-metadata. Pure. Called when a submission comes (`intake.py`), and for each connection (`callbacks.py`). `is_loopback`
-is for whoever must tell this machine from the network.
+metadata. Pure. Called when a submission comes (`intake.py`), and for each connection (`callbacks.py`).
 """
 
 from collections.abc import Collection
@@ -27,17 +26,6 @@ def is_allowed(address: IPv4Address | IPv6Address, allowed: Collection[Network])
     real = _real(address)
     public = real.is_global and not real.is_multicast and not any(real in network for network in _INSIDE)
     return public or is_named(real, allowed)
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether a host, named or by its address, is this machine and no other."""
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def is_named(address: IPv4Address | IPv6Address, allowed: Collection[Network]) -> bool:

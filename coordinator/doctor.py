@@ -8,7 +8,6 @@ removed. Called by `cli_doctor.py`.
 
 import asyncio
 import hashlib
-import ipaddress
 import os
 import secrets
 import shutil
@@ -18,7 +17,6 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import aiohttp
 
@@ -40,7 +38,6 @@ _SKEW_S: Final = 2.0
 _LEAST_FREE_BYTES: Final = 2 * 1024**3
 _OTHERS: Final = 0o077
 _BACKUP_EVERY: Final = timedelta(days=2)  # one each night, and one may fail
-_ENCRYPTED: Final = ("require", "verify-ca", "verify-full")  # sslmode
 _START: Final = (
     "start it: systemctl start tandem-coordinator, or `tandem coordinator --config FILE`; its log says why not"
 )
@@ -56,7 +53,7 @@ async def examine(settings: CoordinatorSettings, config: Path | None, data: Path
         return found  # as somebody else this would leave files that the coordinator can't use
     ledger, ledger_now = await _postgres(settings)
     nats, nats_now = await examine_nats(settings)
-    found += [*_addresses(settings), ledger, *nats, await _clock({"Postgres": ledger_now, "NATS": nats_now})]
+    found += [ledger, *nats, await _clock({"Postgres": ledger_now, "NATS": nats_now})]
     found += [*_disk(settings), await _store(settings), *_backups(settings), *await _http(settings)]
     return found
 
@@ -83,65 +80,6 @@ def _files(settings: CoordinatorSettings, config: Path | None, flag: str) -> lis
     if command and shutil.which(command[0]) is None:
         return [Finding("settings", False, f"nats_reload: no program {command[0]}", "mend its path in the settings")]
     return [Finding("settings", True, f"{config}, readable by its owner only")]
-
-
-def _addresses(settings: CoordinatorSettings) -> list[Finding]:
-    """Say what would cross a network in the clear."""
-    found = []
-
-    def clear(setting: str, address: str, what: str, todo: str) -> None:
-        found.append(Finding(setting, False, f"{address} is not encrypted: {what} cross the network", todo))
-
-    listens = urlsplit(f"//{settings.http}")
-    if not _is_here(listens.hostname):
-        todo = f"listen on 127.0.0.1:{listens.port}, with Caddy before it (or set `https`)"
-        clear("http", settings.http, "tokens", todo)
-    if settings.public_url is not None:
-        url = urlsplit(settings.public_url)
-        if url.scheme != "https" and not _is_here(url.hostname):
-            clear("public_url", url.geturl(), "tokens", "put Caddy before it, and set public_url to https://HOST")
-    for one in settings.nats.split(","):
-        if settings.nats_ca is None and not _is_safe(one, "tls", "wss"):  # with one, a link without TLS is refused
-            clear("nats", urlsplit(one.strip()).netloc, "jobs", "give NATS a certificate, and write tls:// or wss://")
-    for one in (settings.nats_public_url or "").split(","):
-        if one and not _is_safe(one, "tls", "wss"):
-            todo = "give NATS a certificate (tandem init makes one), and write tls:// or wss://"
-            clear("nats_public_url", one.strip(), "jobs", todo)
-    if settings.artifacts_endpoint is not None and not _is_safe(settings.artifacts_endpoint, "https"):
-        clear(
-            "artifacts_endpoint", settings.artifacts_endpoint, "files", "write https://, of a store with a certificate"
-        )
-    remote = _postgres_in_the_clear(settings.postgres.get_secret_value())
-    if remote is not None:
-        todo = "add sslmode=verify-full to `postgres`, with sslrootcert=FILE if its authority is its own"
-        clear("postgres", remote, "prompts, results and invitations", todo)
-    return found or [Finding("addresses", True, "nothing crosses a network in the clear")]
-
-
-def _is_safe(url: str, *schemes: str) -> bool:
-    parts = urlsplit(url.strip())
-    return parts.scheme in schemes or _is_here(parts.hostname)
-
-
-def _is_here(host: str | None) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
-
-
-def _postgres_in_the_clear(dsn: str) -> str | None:
-    """Return a host of a dsn that is across a network and may be spoken to without TLS; None if there is none."""
-    parts = urlsplit(dsn)
-    query = parse_qs(parts.query)
-    if query.get("sslmode", [os.environ.get("PGSSLMODE", "prefer")])[-1] in _ENCRYPTED:
-        return None
-    places = parts.netloc.rpartition("@")[2] or query.get("host", [os.environ.get("PGHOST", "")])[-1]
-    for place in filter(None, places.split(",")):
-        host = unquote(urlsplit(f"//{place}").hostname or place) if not place.startswith("/") else place
-        if not host.startswith("/") and not _is_here(host):
-            return host
-    return None
 
 
 # ---- Postgres
@@ -280,8 +218,7 @@ async def _once(content: bytes) -> AsyncIterator[bytes]:
 
 async def _http(settings: CoordinatorSettings) -> list[Finding]:
     """Ask the coordinator itself, then by the address that agents and readers use."""
-    host, _, port = settings.http.rpartition(":")
-    near = f"http://{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{port}"  # noqa: S104 - a comparison
+    near = f"http://{settings.http}"
     trusted = aiohttp.TCPConnector(ssl=_trusted(settings.nats_ca))
     async with aiohttp.ClientSession(connector=trusted, timeout=aiohttp.ClientTimeout(total=_STEP_S)) as session:
         said, answer = await _get(session, f"{near}/readyz")

@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from coordinator.addresses import is_loopback
 from coordinator.identities import is_public_key
 from coordinator.ledger.invitations import Invitations
 from coordinator.ledger.ledger import Ledger
@@ -31,6 +30,7 @@ from coordinator.ledger.model import Done, Evict
 from coordinator.ledger.queries import Queries
 from coordinator.nats_users import NatsUsers
 from coordinator.workers import Directory
+from shared.addresses import is_loopback
 from shared.bus import BusError
 from shared.errors import TandemError
 from shared.joining import invitation_id, invitation_key, is_sealed, line_of, new_secret, seal
@@ -211,17 +211,10 @@ class Enrolment:
 
 
 def _warnings(url: str, nats: str) -> list[str]:
-    """Say what keeps a line from working on another machine, or makes it less safe there."""
+    """Say what keeps a line from working on another machine."""
     found = []
     servers = [address.strip() for address in nats.split(",")]
     for name, address in (("public_url", url), *(("nats_public_url", server) for server in servers)):
-        if _is_here(address):
+        if is_loopback(urlsplit(address).hostname or ""):
             found.append(f"{address} is this machine only: set {name} to what the Macs reach")
-    if urlsplit(url).scheme == "http" and not _is_here(url):
-        found.append(f"{url} is not https: files and upload tokens will cross the network in the clear")
-    clear = [one for one in servers if urlsplit(one).scheme not in ("tls", "wss") and not _is_here(one)]
-    return found + [f"{one} is not tls://: jobs and results will cross the network in the clear" for one in clear]
-
-
-def _is_here(url: str) -> bool:
-    return is_loopback(urlsplit(url).hostname or "")
+    return found

@@ -189,8 +189,7 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
     host, port = _address(settings.http)
     secured = _secured(settings)
     dsn = settings.postgres.get_secret_value()
-    for one in (host, *([secured.host] if secured else ())):
-        await _check_listen(one, access, dsn)
+    await _check_listen(host, secured, access, dsn)
     await migrate(dsn)
     tokens = UploadTokens.load_or_create(settings.secrets / "upload-token.key")
     async with (
@@ -523,15 +522,18 @@ def _users(settings: CoordinatorSettings) -> NatsUsers | None:
     return OwnServer(settings.nats_identities, settings.nats_reload, settings.nats, tls)
 
 
-async def _check_listen(host: str, access: Access, dsn: str) -> None:
-    """Refuse to listen beyond this machine without a token, those in the ledger included (ConfigurationError)."""
+async def _check_listen(host: str, secured: Secured | None, access: Access, dsn: str) -> None:
+    """Refuse (ConfigurationError) what `check_listen` does; a token in the ledger is one, too."""
+    check_listen(host, access, encrypted=False)
+    if secured is None:
+        return
     try:
-        check_listen(host, access)
+        check_listen(secured.host, access, encrypted=True)
     except ConfigurationError:
         await migrate(dsn)
         async with lent_pool(dsn, min_size=0, max_size=1) as pool:
             await Tokens(AccessTokens(pool), access).once()
-        check_listen(host, access)
+        check_listen(secured.host, access, encrypted=True)
 
 
 def _sources(settings: CoordinatorSettings) -> frozenset[str]:

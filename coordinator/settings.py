@@ -23,6 +23,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from coordinator.clear import clear_address, clear_postgres
 from coordinator.publishing.config import WordPressSite
 from coordinator.quarantine import Rules
 from coordinator.retention import Ages
@@ -162,6 +163,19 @@ class CoordinatorSettings(BaseSettings):
         if any(together) and not all(together):
             msg = "https, https_cert and https_key go together, and need public_url"
             raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_in_the_clear(self) -> Self:
+        faults = [
+            clear_address("nats", None if self.nats_ca else self.nats),  # with one, a link without TLS is refused
+            clear_address("nats_public_url", self.nats_public_url),
+            clear_address("public_url", self.public_url),
+            clear_address("artifacts_endpoint", self.artifacts_endpoint),
+            clear_postgres(self.postgres.get_secret_value()),
+        ]
+        if found := [fault for fault in faults if fault is not None]:
+            raise ValueError("; ".join(found))
         return self
 
     @model_validator(mode="after")

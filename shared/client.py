@@ -24,6 +24,7 @@ from uuid import UUID
 
 import orjson
 
+from shared.addresses import in_the_clear
 from shared.client_answers import (
     ArtifactLine,
     AttemptLine,
@@ -107,15 +108,16 @@ class Client(Calls):
         """Remember where: over HTTP `url` (without a path) and `token`; over NATS `url`, `source`, and its nkey `seed`.
 
         `natss://` (or `tls://`) demands TLS; `tls` is for certificates that this machine doesn't know. `timeout_s`
-        bounds each request. ConfigurationError for what is no such URL.
+        bounds each request. ConfigurationError for what is no such URL, or leads off this
+        machine without TLS.
         """
-        scheme, _, rest = url.partition("://")
+        side = _side_of(url, tls_demanded=tls is not None)
         self.url = url
         self._http_side: Http | None = None
         self._nats_side: Nats | None = None
         self._ear = Ear()
         self._queued: set[UUID] = set()  # taken while the ledger was away, and not waited for yet
-        match _SCHEMES.get(scheme) if rest else None:
+        match side:
             case "http":
                 self._http_side = Http(url, token, timeout_s)
             case "nats":
@@ -124,9 +126,6 @@ class Client(Calls):
                     raise ConfigurationError(msg)
                 servers = url.replace("natss://", "tls://")
                 self._nats_side = Nats(servers, source, seed, timeout_s=timeout_s, tls=tls)
-            case _:
-                msg = f"not an http, https, nats or natss URL: {url!r}"
-                raise ConfigurationError(msg)
 
     async def __aenter__(self) -> Self:
         """Open; over NATS, connecting has begun."""
@@ -215,3 +214,20 @@ def _encoded(submission: Mapping[str, Any]) -> bytes:
         return orjson.dumps(dict(submission))
     except TypeError as error:
         raise RefusedRequestError(422, "invalid", f"not JSON: {error}", []) from None
+
+
+def _side_of(url: str, *, tls_demanded: bool) -> str:
+    """Return `http` or `nats`; ConfigurationError for another URL, and for one that needs TLS and has none."""
+    scheme, _, rest = url.partition("://")
+    side = _SCHEMES.get(scheme) if rest else None
+    try:
+        clear = in_the_clear(url)
+    except ValueError:
+        side = None
+    if side is None:
+        msg = f"not an http, https, nats or natss URL: {url!r}"
+        raise ConfigurationError(msg)
+    if clear is not None and not (side == "nats" and tls_demanded):
+        msg = f"{clear} is not encrypted, and what is said would cross the network in the clear: write {scheme}s://"
+        raise ConfigurationError(msg)
+    return side

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from coordinator.addresses import is_loopback
+from shared.addresses import is_loopback
 from shared.errors import ConfigurationError
 from shared.ids import NAME_PATTERN
 
@@ -197,9 +197,9 @@ class Access:
         return hmac.new(self._key, said, hashlib.sha256).hexdigest()
 
 
-def check_listen(host: str, access: Access) -> None:
-    """Refuse (ConfigurationError) to listen beyond this machine while no token is configured."""
-    if not access.open:
+def check_listen(host: str, access: Access, *, encrypted: bool) -> None:
+    """Refuse (ConfigurationError) to listen beyond this machine without TLS, or while there is no token."""
+    if encrypted and not access.open:
         return
     try:
         found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -207,6 +207,12 @@ def check_listen(host: str, access: Access) -> None:
         msg = f"can't resolve the listen address {host!r}: {error}"
         raise ConfigurationError(msg) from error
     beyond = sorted({str(a[4][0]) for a in found if not is_loopback(str(a[4][0]))})
+    if beyond and not encrypted:
+        msg = (
+            f"listening on {host!r} ({', '.join(beyond)}) without TLS: tokens would cross the network in the clear."
+            " Listen on 127.0.0.1, with Caddy before it on this machine, or set https, https_cert and https_key"
+        )
+        raise ConfigurationError(msg)
     if beyond:
         msg = f"listening on {host!r} ({', '.join(beyond)}) needs a token: without one, anybody there would be admin"
         raise ConfigurationError(msg)

@@ -239,10 +239,12 @@ class Secured:
 async def serve(app: web.Application, host: str, port: int, secured: Secured | None = None) -> Runner:
     """Listen there, and on `secured` as well; port 0 = any free one. The caller ends it with `cleanup()`.
 
-    Raises OSError if an address can't be had, ConfigurationError if one needs a token (see `check_listen`).
+    Raises OSError if an address can't be had, ConfigurationError if one must not be listened on (see `check_listen`).
     """
-    for one in (host, *([secured.host] if secured else ())):
-        await asyncio.to_thread(check_listen, one, app[_CONTEXT].access)
+    access = app[_CONTEXT].access
+    await asyncio.to_thread(check_listen, host, access, encrypted=False)
+    if secured is not None:
+        await asyncio.to_thread(check_listen, secured.host, access, encrypted=True)
     runner = Runner(
         app,
         access_log=None,
@@ -262,7 +264,6 @@ async def serve(app: web.Application, host: str, port: int, secured: Secured | N
     except BaseException:
         await runner.cleanup()
         raise
-    address = runner.addresses[0]
-    shown = "127.0.0.1" if address[0] in ("0.0.0.0", "::") else address[0]  # noqa: S104 - compared, not listened on
-    runner.url = f"http://[{shown}]:{address[1]}" if ":" in shown else f"http://{shown}:{address[1]}"
+    shown, port, *_ = runner.addresses[0]
+    runner.url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
     return runner

@@ -84,7 +84,7 @@ async def test_a_healthy_vps_has_no_fault_and_nothing_is_left_behind(this: Vps) 
         assert [finding for finding in found if not finding.ok] == []
         looked_at = {finding.what.split()[0] for finding in found}
         assert looked_at == {
-            "settings", "addresses", "Postgres", "NATS", "rights", "stream", "clock", "disk",
+            "settings", "Postgres", "NATS", "rights", "stream", "clock", "disk",
             "artifacts", "backups", "coordinator",
         }  # fmt: skip
         assert sorted(path for path in settings.artifacts.rglob("*") if path.is_file()) == before
@@ -123,51 +123,6 @@ async def test_a_reload_that_does_not_exist(this: Vps) -> None:
 
 async def test_a_folder_without_identities(this: Vps, tmp_path: Path) -> None:
     assert "no identities" in (await faults(this, nats_identities=tmp_path))["settings"].said
-
-
-async def test_what_crosses_the_network_in_the_clear(this: Vps) -> None:
-    changes: dict[str, Any] = {
-        "http": "0.0.0.0:8420",
-        "public_url": "http://vps.example.org",
-        "nats": "nats://10.0.0.2:4222,tls://10.0.0.3:4222",
-        "nats_ca": None,
-        "nats_public_url": "tls://vps.example.org:4222,nats://vps.example.org:4222",
-        "artifacts_endpoint": "http://10.0.0.4:9000",
-        "postgres": SecretStr("postgresql://tandem:s3cret@db.example.org/tandem"),
-    }
-    found = {finding.what: finding for finding in doctor_module._addresses(settings_of(this, **changes))}
-    assert set(found) == set(changes) - {"nats_ca"}
-    for finding in found.values():
-        assert "is not encrypted" in finding.said
-        assert not finding.ok
-    assert "sslmode=verify-full" in found["postgres"].todo
-    assert "10.0.0.2" in found["nats"].said
-    assert "s3cret" not in str(found)
-
-
-@pytest.mark.parametrize(
-    ("dsn", "host"),
-    [
-        ("postgresql://tandem@/tandem?host=/var/run/postgresql", None),
-        ("postgresql:///tandem", None),
-        ("postgresql://tandem@127.0.0.1:5432/tandem", None),
-        ("postgresql://tandem@%2Fvar%2Frun%2Fpostgresql/tandem", None),
-        ("postgresql://tandem:p%40w@db.example.org/tandem?sslmode=verify-full", None),
-        ("postgresql://tandem:p%40w@db.example.org:5432/tandem?sslmode=prefer", "db.example.org"),
-        ("postgresql://localhost:5432,db.example.org:5432/tandem", "db.example.org"),
-        ("postgresql:///tandem?host=10.0.0.3&user=tandem", "10.0.0.3"),
-        ("postgresql://tandem@[fd00::1]:5432/tandem", "fd00::1"),
-    ],
-)
-def test_where_a_ledger_is_spoken_to_in_the_clear(dsn: str, host: str | None) -> None:
-    assert doctor_module._postgres_in_the_clear(dsn) == host
-
-
-def test_what_stays_on_this_machine_or_is_encrypted_is_well(this: Vps) -> None:
-    well = settings_of(this, public_url="https://vps.example.org", nats_public_url="tls://vps.example.org:4222")
-    for changes in ({}, {"http": "[::1]:8420"}, {"nats": "nats://10.0.0.2:4222"}, {"artifacts_endpoint": "https://s3"}):
-        (finding,) = doctor_module._addresses(well.model_copy(update=changes))
-        assert (finding.what, finding.ok) == ("addresses", True)
 
 
 # ---- Postgres

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from coordinator.embedded import EmbeddedPostgres
+from coordinator.init_certificates import make_authority, make_server
 from coordinator.ledger.access_tokens import AccessTokens, TokenRow
 from coordinator.ledger.migrate import create_database_if_missing, revision_of
 from coordinator.service import running
@@ -178,9 +179,13 @@ async def test_the_first_token_is_made_in_the_ledger_itself_and_lets_listen_beyo
 ) -> None:
     config = tmp_path / "tandem.toml"
     identities = servers.nats.identities
+    make_authority(tmp_path)
+    make_server(tmp_path, "http", ["vps.example.org"])
     config.write_text(
         f'postgres = "{ledger_dsn}"\nnats = "{servers.nats.url}"\nnats_seed = "{identities.coordinator}"\n'
-        f'nats_provisioner_seed = "{identities.provisioner}"\nhttp = "0.0.0.0:0"\n'
+        f'nats_provisioner_seed = "{identities.provisioner}"\nhttp = "127.0.0.1:0"\nhttps = "0.0.0.0:0"\n'
+        f'https_cert = "{tmp_path / "http.crt"}"\nhttps_key = "{tmp_path / "http.key"}"\n'
+        'public_url = "https://vps.example.org"\n'
         f'secrets = "{tmp_path / "secrets"}"\nartifacts = "{tmp_path / "artifacts"}"\n'
     )
     settings = CoordinatorSettings.load(config)

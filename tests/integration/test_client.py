@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -143,10 +144,25 @@ async def test_what_only_one_transport_has_is_refused_by_the_other(servers: Tand
             await nats.wait(job_id_of("local", "a"))
 
 
-@pytest.mark.parametrize("url", ["ftp://here", "here:8420", "http://", ""])
+@pytest.mark.parametrize("url", ["ftp://here", "here:8420", "http://", "http://[::1", ""])
 def test_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="not an http"):
         Client(url)
+
+
+@pytest.mark.parametrize("url", ["http://vps.example.org", "nats://192.168.1.10:4222", "nats://u:p@vps.example.org"])
+def test_a_way_without_tls_off_this_machine_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not encrypted") as refused:
+        Client(url, "token", source="blog")
+    assert "u:p" not in str(refused.value)
+    Client(url.replace("://", "s://"), "token", source="blog")
+
+
+def test_tls_that_is_demanded_of_nats_is_enough() -> None:
+    tls = ssl.create_default_context()
+    Client("nats://vps.example.org", source="blog", tls=tls)
+    with pytest.raises(ConfigurationError, match="is not encrypted"):
+        Client("http://vps.example.org", "token", tls=tls)
 
 
 def test_nats_needs_a_source() -> None:

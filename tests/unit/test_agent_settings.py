@@ -23,15 +23,15 @@ def toml(tmp_path, monkeypatch):
 
 
 def test_flags_win_over_environment_and_that_over_the_file(toml, monkeypatch):
-    path = toml('worker = "file"\nslots = 2\nrank = 3\nnats = "nats://file"\nlinger_s = 2')
+    path = toml('worker = "file"\nslots = 2\nrank = 3\nnats = "tls://file"\nlinger_s = 2')
     monkeypatch.setenv("TANDEM_AGENT_SLOTS", "4")
     monkeypatch.setenv("TANDEM_RANK", "5")
-    monkeypatch.setenv("TANDEM_NATS", "nats://shared")
-    monkeypatch.setenv("TANDEM_AGENT_NATS", "nats://own")
+    monkeypatch.setenv("TANDEM_NATS", "tls://shared")
+    monkeypatch.setenv("TANDEM_AGENT_NATS", "tls://own")
     monkeypatch.setenv("TANDEM_LEASE_TTL_S", "1")  # the coordinator's
     settings = load_settings(path, {"slots": 7, "worker": None})
     assert (settings.worker, settings.slots, settings.rank) == ("file", 7, 5)
-    assert (settings.nats, settings.linger_s) == ("nats://own", 2)
+    assert (settings.nats, settings.linger_s) == ("tls://own", 2)
 
 
 def test_executors_come_from_the_file_the_environment_and_flags(toml, monkeypatch):
@@ -51,11 +51,28 @@ def test_executors_come_from_the_file_the_environment_and_flags(toml, monkeypatc
         ('worker = "w"\nslots = 0', "slots"),
         ('worker = "w"\nlinger_s = 11', "linger_s"),
         ("worker = ", "agent.toml"),
+        (
+            'worker = "w"\nnats = "tls://a.example,nats://b.example:4222"',
+            "nats: nats://b.example:4222 is not encrypted",
+        ),
+        ('worker = "w"\nnats = "192.168.1.10:4222"', "nats: 192.168.1.10:4222 is not encrypted"),
     ],
 )
 def test_a_wrong_setting_is_named(toml, text, named):
     with pytest.raises(ConfigurationError, match=named):
         load_settings(toml(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'nats = "nats://localhost:4222"',
+        'nats = "wss://vps.example.org/nats,tls://vps.example.org"',
+        'nats = "nats://vps.example.org"\nca_file = "ca.crt"',  # with which a link without TLS is refused
+    ],
+)
+def test_what_stays_here_or_is_encrypted_is_taken(toml, text):
+    load_settings(toml(f'worker = "w"\n{text}'))
 
 
 def test_an_unknown_variable_of_ours_is_refused(toml, monkeypatch):

@@ -11,6 +11,7 @@ from coordinator.artifact_stores import store_of
 from coordinator.artifacts import FolderStore, StoreDownError
 from coordinator.cli import explain
 from coordinator.cli_serve import _settings_of
+from coordinator.cli_words import settings_faults
 from coordinator.settings import CoordinatorSettings
 from coordinator.up import _for_the_audit
 from shared.errors import ConfigurationError
@@ -24,6 +25,56 @@ def test_a_public_url_that_no_agent_can_reach_is_refused(url: str) -> None:
 
 def test_a_public_url_has_no_slash_at_its_end() -> None:
     assert CoordinatorSettings(public_url="https://jobs.example/").public_url == "https://jobs.example"
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"public_url": "http://vps.example.org"}, "public_url: http://vps.example.org is not encrypted"),
+        ({"nats": "tls://10.0.0.3:4222, nats://10.0.0.2:4222"}, "nats: nats://10.0.0.2:4222 is not encrypted"),
+        ({"nats": "vps.example.org:4222"}, "nats: vps.example.org:4222 is not encrypted"),
+        ({"nats_public_url": "nats://vps.example.org"}, "nats_public_url: nats://vps.example.org is not encrypted"),
+        ({"nats_public_url": "nats://vps.example.org", "nats_ca": "ca.crt"}, "nats_public_url"),
+        (
+            {"artifacts_endpoint": "http://10.0.0.4:9000", "artifacts_allow_http": True},
+            "artifacts_endpoint: http://10.0",
+        ),
+        ({"postgres": "postgresql://t:very-secret@db.example.org/t"}, "postgres: db.example.org is not encrypted"),
+        ({"postgres": "postgresql://t:very-secret@[fd00::1]:5432/t"}, "postgres: fd00::1 is"),
+        ({"postgres": "postgresql://t:very-secret@db.example.org/t?sslmode=prefer"}, "sslmode=verify-full"),
+        ({"postgres": "postgresql://localhost:5432,db.example.org:5432/t"}, "db.example.org"),
+        ({"postgres": "postgresql:///t?host=10.0.0.3&user=t"}, "10.0.0.3"),
+    ],
+)
+def test_what_would_cross_a_network_in_the_clear_is_refused(changed: dict[str, str], named: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        CoordinatorSettings(**changed)
+    said = settings_faults(caught.value)
+    assert named in said
+    assert "very-secret" not in said
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"public_url": "http://127.0.0.1:8420", "nats": "nats://localhost:4222,nats://[::1]:4222"},
+        {"nats": "nats://10.0.0.2:4222", "nats_ca": "ca.crt"},
+        {"nats": "tls://vps.example.org,wss://vps.example.org/nats", "nats_public_url": "wss://vps.example.org"},
+        {"postgres": "postgresql://t@/t?host=/var/run/postgresql"},
+        {"postgres": "postgresql:///t"},
+        {"artifacts_endpoint": "http://127.0.0.1:9000", "artifacts_allow_http": True},
+        {"postgres": "postgresql://t@%2Fvar%2Frun%2Fpostgresql/t"},
+        {"postgres": "postgresql://t:p%40w@127.0.0.1:5432/t"},
+        {"postgres": "postgresql://t:p%40w@db.example.org/t?sslmode=require"},
+    ],
+)
+def test_what_stays_here_or_is_encrypted_is_taken(changed: dict[str, str]) -> None:
+    CoordinatorSettings(**changed)
+
+
+def test_an_environment_that_demands_tls_of_postgres_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGSSLMODE", "verify-full")
+    CoordinatorSettings(postgres=SecretStr("postgresql://t@db.example.org/t"))
 
 
 def test_a_heartbeat_that_is_too_slow_for_its_lease_is_refused_with_the_numbers() -> None:
@@ -84,7 +135,12 @@ def test_the_audit_beside_tandem_up_is_told_where_the_files_are_and_what_counts_
     )
     (tmp_path / "identities").mkdir()
     (tmp_path / "identities" / "coordinator.seed").write_text("SUA")
-    connection = {"http": "http://127.0.0.1:1", "nats": "nats://127.0.0.1:2", "postgres": "postgres://x", "tokens": {}}
+    connection = {
+        "http": "http://127.0.0.1:1",
+        "nats": "nats://127.0.0.1:2",
+        "postgres": "postgres:///x",
+        "tokens": {},
+    }
     (tmp_path / "connection.json").write_bytes(orjson.dumps(connection))
     (tmp_path / "audit.json").write_bytes(orjson.dumps(_for_the_audit(running)))
     audited = _settings_of(tmp_path)

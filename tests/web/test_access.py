@@ -1,6 +1,7 @@
 """Who is let in, and what an error looks like."""
 
 import asyncio
+import ssl
 from base64 import b64encode
 from typing import Any
 from uuid import uuid4
@@ -12,7 +13,7 @@ from pydantic import SecretStr
 from coordinator import workers
 from coordinator.web import operations
 from coordinator.web.access import Access, AccessToken, Caller, Refusal, Role, check_listen
-from coordinator.web.app import make_app, serve
+from coordinator.web.app import Secured, make_app, serve
 from shared.errors import ConfigurationError
 from tests.support.web import TOKENS, Web
 
@@ -22,22 +23,35 @@ ARTICLE = {"kind": "article", "spec": {"prompt": "x"}}
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_without_tokens_this_machine_may_be_listened_on(host: str) -> None:
-    check_listen(host, Access())
+    for encrypted in (True, False):
+        check_listen(host, Access(), encrypted=encrypted)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.7", "::ffff:192.0.2.7", "no-such-name.invalid"])
+BEYOND = ["0.0.0.0", "::", "", "192.0.2.7", "::ffff:192.0.2.7", "no-such-name.invalid"]
+
+
+@pytest.mark.parametrize("host", BEYOND)
 def test_without_tokens_nothing_else_may(host: str) -> None:
-    with pytest.raises(ConfigurationError, match="listen"):
-        check_listen(host, Access())
+    with pytest.raises(ConfigurationError, match=r"needs a token|can't resolve"):
+        check_listen(host, Access(), encrypted=True)
 
 
-def test_with_tokens_anything_may_be_listened_on() -> None:
-    check_listen("0.0.0.0", Access(TOKEN))
+@pytest.mark.parametrize("host", BEYOND)
+def test_without_tls_nothing_else_may_whatever_tokens_there_are(host: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"without TLS|can't resolve"):
+        check_listen(host, Access(TOKEN), encrypted=False)
+
+
+def test_with_tokens_and_tls_anything_may_be_listened_on() -> None:
+    check_listen("0.0.0.0", Access(TOKEN), encrypted=True)
 
 
 async def test_serving_checks_the_address_itself(site: Web) -> None:
-    with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0"):
-        await serve(make_app(site.context), "0.0.0.0", 0)
+    app, tls = make_app(site.context), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0.*without TLS"):
+        await serve(app, "0.0.0.0", 0)
+    with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0.*needs a token"):
+        await serve(app, "127.0.0.1", 0, Secured("0.0.0.0", 0, tls))
 
 
 @pytest.mark.parametrize(
