@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agent.connection import open_bus, tls_context
 from agent.doctor_link import examine_link, local_network_cure
-from agent.doctor_machine import examine_machine
+from agent.doctor_machine import examine_machine, examine_versions
 from agent.executors.base import Backed, Executor, Lacking
 from agent.executors.http import NOT_YET
 from agent.executors.memory import read_memory
@@ -174,20 +174,20 @@ async def _server(settings: AgentSettings) -> list[Finding]:
             await bus.wait_connected(_CONNECT_S)
         except BusDown as error:
             return [*found, Finding("coordinator", False, str(error), "try again: the way was open a moment ago")]
-        return [*found, await _coordinator(settings, bus)]
+        return [*found, *await _coordinator(settings, bus)]
 
 
-async def _coordinator(settings: AgentSettings, bus: Bus) -> Finding:
+async def _coordinator(settings: AgentSettings, bus: Bus) -> list[Finding]:
     """Ask about a lease that nobody has: it needs the rights of this worker, and changes nothing."""
     question = LeaseQuestion(job_id=uuid.UUID(int=0), epoch=1).model_dump_json().encode()
     try:
         message = await bus.request(subjects.lease(settings.worker), question, timeout_s=_ANSWER_S)
-        LeaseReply.model_validate_json(message.data)
+        answer = LeaseReply.model_validate_json(message.data)
     except Denied:
         todo = f"this seed is not the one of worker {settings.worker}: check the name, or have it registered"
-        return Finding("coordinator", False, "the server refuses this worker's subjects", todo)
+        return [Finding("coordinator", False, "the server refuses this worker's subjects", todo)]
     except NoResponders:
-        return Finding("coordinator", False, "no coordinator listens", "start it: `tandem coordinator`")
+        return [Finding("coordinator", False, "no coordinator listens", "start it: `tandem coordinator`")]
     except (BusError, ValueError) as error:
-        return Finding("coordinator", False, str(error), "look at the coordinator's log and /readyz")
-    return Finding("coordinator", True, "answers this worker")
+        return [Finding("coordinator", False, str(error), "look at the coordinator's log and /readyz")]
+    return [Finding("coordinator", True, "answers this worker"), examine_versions(answer.version)]

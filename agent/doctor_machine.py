@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from datetime import UTC, datetime
 from typing import Final
@@ -42,6 +43,26 @@ def _versions() -> Finding:
         "again; make its environment anew with a Python that stays (uv, pyenv, python.org), then `tandem-agent install`"
     )
     return Finding("versions", not real.startswith(_HOMEBREW), said, todo)
+
+
+def examine_versions(coordinators: str | None) -> Finding:
+    """Say whether this agent and its coordinator may work together: they are one version apart at most."""
+    here = importlib.metadata.version("tandem")
+    said = f"this agent {here}, the coordinator {coordinators or 'does not say, so 0.1'}"
+    ours, theirs = (_release(version) for version in (here, coordinators or "0.1"))
+    todo = "upgrade the {} first, one version at a time (docs/operations.md, Upgrade)"
+    return Finding(
+        "both versions",
+        ours[0] == theirs[0] and abs(ours[1] - theirs[1]) <= 1,
+        said,
+        todo.format("coordinator" if theirs < ours else "agent"),
+    )
+
+
+def _release(version: str) -> tuple[int, int]:
+    """Return a version's first two numbers; it may be a pre-release's or a build's of its own."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def examine_drain(settings: AgentSettings) -> Finding:

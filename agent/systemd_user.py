@@ -1,10 +1,12 @@
 """The agent as a systemd user unit, for agents on Linux. Called by `cli_service`.
 
 It runs while its user is logged in, and always once that user lingers (`loginctl enable-linger`), which is asked for
-at the install.
+at the install. Without polkit, as on a small Debian, only root may grant that; until then it is not installed.
 """
 
 import asyncio
+import os
+import pwd
 from pathlib import Path
 from typing import Final
 
@@ -55,6 +57,7 @@ class SystemdUser:
     async def install(self, plan: Plan) -> int:
         """Write the unit, enable and start it, and see that it works."""
         await _done("is-system-running", ok_always=True)
+        await _linger()
         plan.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.file.parent.mkdir(parents=True, exist_ok=True)
         was_there = self.file.exists()
@@ -62,7 +65,6 @@ class SystemdUser:
         try:
             await _done("daemon-reload")
             await _done("enable", UNIT)
-            await call("loginctl", "enable-linger")
             await _done("restart", UNIT)
         except SupervisorError:
             if not was_there:
@@ -126,6 +128,21 @@ async def _done(verb: str, *args: str, ok_always: bool = False) -> Said:
         msg = f"systemctl --user {verb}: {said.error or said.status}{cure}"
         raise SupervisorError(msg)
     return said
+
+
+async def _linger() -> None:
+    """Ask that services of this user run without a login; SupervisorError if they would end with the last one."""
+    asked = await call("loginctl", "enable-linger")
+    if asked.ok:
+        return
+    user = pwd.getpwuid(os.getuid()).pw_name
+    granted = await call("loginctl", "show-user", user, "--property=Linger", "--value")
+    if granted.out.strip() != "yes":
+        msg = (
+            f"loginctl enable-linger: {asked.error}; the agent would end when you log out, so nothing was changed: "
+            f"have root run `loginctl enable-linger {user}`, then install; without a service: tandem-agent run"
+        )
+        raise SupervisorError(msg)
 
 
 def _cure(said: Said) -> str:

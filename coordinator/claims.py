@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from importlib.metadata import version
+from typing import Final, Literal
 
 import orjson
 import structlog
@@ -22,6 +23,8 @@ from shared.lease import Policy
 from shared.states import PRIORITY_NAME, DenyReason
 
 _log = structlog.get_logger()
+
+_VERSION: Final = version("tandem")
 
 
 @dataclass(slots=True)
@@ -144,9 +147,9 @@ class Claims:
         reach(Failpoint.LEASE_UNANSWERED)
         match answer:
             case Held(ttl_s):
-                await self._answer(message, orjson.dumps({"lease": "held", "ttl_s": ttl_s}))
+                await self._answer(message, orjson.dumps({"lease": "held", "ttl_s": ttl_s, "version": _VERSION}))
             case Lost(reason):
-                await self._answer(message, orjson.dumps({"lease": "lost", "reason": reason}))
+                await self._answer(message, orjson.dumps({"lease": "lost", "reason": reason, "version": _VERSION}))
             case other:
                 msg = f"a lease question was answered {other!r}"
                 raise TypeError(msg)

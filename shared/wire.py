@@ -234,6 +234,7 @@ class LeaseReply(Open):
     lease: Literal["held", "lost"]
     ttl_s: float | None = None
     reason: LostReason | None = None
+    version: str | None = None  # the coordinator's; None: 0.1
 
 
 # --------------------------------------------------------------------------------------------------------- report

@@ -14,7 +14,7 @@ import pytest
 from agent.connection import tls_context
 from agent.doctor import examine
 from agent.doctor_link import examine_link, local_network_cure
-from agent.doctor_machine import examine_machine
+from agent.doctor_machine import examine_machine, examine_versions
 from agent.settings import AgentSettings
 from agent.sntp import skew_s
 from shared.nkey import new_seed
@@ -175,6 +175,32 @@ async def test_a_way_that_fails_beside_one_that_works_is_no_fault(servers, far, 
     assert found["coordinator"].said == "answers this worker"
     found = await examine(settings.model_copy(update={"nats": "nats://127.0.0.1:1,nats://127.0.0.1:2"}))
     assert [one.what for one in found if not one.ok] == ["server nats://127.0.0.1:1", "server nats://127.0.0.1:2"]
+
+
+async def test_a_coordinator_that_is_too_far_from_this_version_is_a_fault(servers, far, tmp_path):
+    far.answer_lease = lambda _: {"lease": "lost", "reason": "stale", "version": "99.0.0"}
+    settings = settings_for(servers, "mini", tmp_path, executors={"sketch": {}}, time_server="")
+    (fault,) = (one for one in await examine(settings) if not one.ok)
+    assert (fault.what, "the coordinator 99.0.0" in fault.said) == ("both versions", True)
+    assert fault.todo.startswith("upgrade the agent first")
+
+
+@pytest.mark.parametrize(
+    ("agents", "coordinators", "ok", "todo"),
+    [
+        ("0.2.0", "0.2.7", True, ""),
+        ("0.2.0", "0.3.0.dev1+local", True, ""),
+        ("0.2.0", None, True, ""),  # 0.1.0 did not say
+        ("0.3.0", None, False, "upgrade the coordinator first"),
+        ("0.2.0", "0.4.0", False, "upgrade the agent first"),
+        ("1.0.0", "0.9.0", False, "upgrade the coordinator first"),
+        ("0.2.0", "what", False, "upgrade"),
+    ],
+)
+def test_which_versions_work_together(monkeypatch, agents, coordinators, ok, todo):
+    monkeypatch.setattr("importlib.metadata.version", lambda _: agents)
+    found = examine_versions(coordinators)
+    assert (found.ok, found.todo.startswith(todo)) == (ok, True)
 
 
 # ---- the machine

@@ -6,6 +6,7 @@ launchctl and systemctl are programs of the tests that start the real agent as t
 import asyncio
 import os
 import plistlib
+import pwd
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -369,7 +370,7 @@ async def test_on_linux_the_same_commands_make_a_user_unit(far, linux):
     assert ended(second)
     assert await linux.call("status") == (1, "not installed: tandem-agent install\n")
     calls = (linux.folder.parent / "systemd/calls").read_text()
-    assert "systemctl --user enable tandem-agent.service\nloginctl enable-linger\n" in calls
+    assert {"systemctl --user enable tandem-agent.service", "loginctl enable-linger"} <= set(calls.splitlines())
 
 
 async def test_the_doctor_looks_from_systemds_context(far, linux):
@@ -395,6 +396,21 @@ async def test_an_install_that_fails_leaves_no_unit_but_one_that_was_there(linux
     assert (status, f"systemctl --user {verb}: refused" in output, unit.exists()) == (1, True, False), output
     unit.write_text("[Unit]")
     assert ((await linux.call("install"))[0], unit.exists()) == (1, True)
+
+
+async def test_who_may_not_linger_is_told_what_root_must_do_and_gets_no_unit(linux):
+    unit = linux.folder / ".config/systemd/user/tandem-agent.service"
+    refusing(linux, "loginctl", "enable-linger", "Could not enable linger: Access denied")
+    status, output = await linux.call("install")
+    assert (status, unit.exists()) == (1, False), output
+    assert "Access denied; the agent would end when you log out" in output
+    assert f"have root run `loginctl enable-linger {pwd.getpwuid(os.getuid()).pw_name}`" in output
+
+
+async def test_who_lingers_already_need_not_be_allowed_to(far, linux):
+    refusing(linux, "loginctl", "enable-linger", "Could not enable linger: Access denied")
+    (linux.folder.parent / "systemd/lingers").touch()
+    assert "runs (pid" in await linux.good("install")
 
 
 def test_a_unit_keeps_odd_paths_whole():

@@ -122,6 +122,7 @@ async def test_the_fifteen_minutes_of_the_readme(tmp_path: Path, ledger_dsn: str
         said = "\n".join(reader.type(block) for block in blocks(README, "1.", "2.", "3.", "In containers"))
         assert "is there" in said  # what `vps` had made by the same command
         assert said.count("ok     coordinator: ") == 4  # by the doctors of VPS, Mac, service and container
+        assert said.count("ok     both versions: ") == 2  # by those of Mac and service
         assert len(re.findall(r"^tandem-agent join '", said, re.MULTILINE)) == 2
         assert "joined" in said
         assert re.search(r"completed .*mini|mini.*completed", said.replace("\n", " "))
