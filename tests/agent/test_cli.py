@@ -33,7 +33,7 @@ async def test_doctor_finds_nothing_wrong_with_a_good_agent(servers, far, tmp_pa
     status, output = await _call("doctor", *args, "--executor", "sketch")
     assert status == 0, output
     assert "FAULT" not in output
-    assert output.count("ok   ") == 9
+    assert output.count("ok   ") == 10
     assert "article (*), image (*)" in output
 
 
