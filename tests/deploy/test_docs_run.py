@@ -123,7 +123,7 @@ async def test_the_fifteen_minutes_of_the_readme(tmp_path: Path, ledger_dsn: str
         assert "is there" in said  # what `vps` had made by the same command
         assert said.count("ok     coordinator: ") == 4  # by the doctors of VPS, Mac, service and container
         assert said.count("ok     both versions: ") == 2  # by those of Mac and service
-        assert len(re.findall(r"^tandem-agent join '", said, re.MULTILINE)) == 2
+        assert len(re.findall(r"^tandem-agent join '", said, re.MULTILINE)) == 3  # on the VPS, and in its container
         assert "joined" in said
         assert re.search(r"completed .*mini|mini.*completed", said.replace("\n", " "))
         for unit in this.folder.glob("systemd/*"):
