@@ -49,9 +49,7 @@ def install(config: Config = JOINED) -> None:
     settings, supervisor = _settings(config), supervisor_here()
     plan = _plan(config, settings)
     pid = _wait(supervisor.install(plan))
-    typer.echo(
-        f"runs (pid {pid}), and from now on whenever you are logged in\nservice: {supervisor.file}\nlog: {plan.log}"
-    )
+    typer.echo(f"runs (pid {pid}), and from now on {supervisor.when}\nservice: {supervisor.file}\nlog: {plan.log}")
     drain = examine_drain(settings)
     if not drain.ok:
         typer.echo(f"{drain.said}: {drain.todo}", err=True)

@@ -57,6 +57,7 @@ class Launchd:
     """Implements Supervisor."""
 
     name = "launchd"
+    when = "whenever you are logged in"
 
     def __init__(self, *, look_s: float = 0.25, pause_s: float = 1.0, exit_s: float = EXIT_S) -> None:
         """Look every `look_s`, try bootstrap again after `pause_s`, kill what has not ended after `exit_s`."""

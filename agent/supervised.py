@@ -52,6 +52,7 @@ class Supervisor(Protocol):
     """What keeps the agent running."""
 
     name: str
+    when: str  # it runs, in words
     file: Path  # the service file
 
     async def install(self, plan: Plan) -> int:

@@ -18,7 +18,8 @@ UNIT: Final = "tandem-agent.service"
 _STOP_S: Final = EXIT_S + 30.0
 _STARTED_S: Final = THROTTLE_S + 15.0
 _NO_MANAGER: Final = (
-    "; log in as this user (not by su or sudo), or run: loginctl enable-linger; without a service: tandem-agent run"
+    "; log in as this user (not by su or sudo), or have root run `loginctl enable-linger USER`; without a service: "
+    "tandem-agent run"
 )
 
 
@@ -48,6 +49,7 @@ class SystemdUser:
     """Implements Supervisor."""
 
     name = "systemd"
+    when = "without a login"
 
     def __init__(self, *, look_s: float = 0.25) -> None:
         """Look every `look_s`."""

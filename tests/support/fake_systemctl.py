@@ -109,6 +109,8 @@ def _main() -> int:
     if tool == "systemd-run":
         return _systemd_run(rest)
     if tool == "loginctl":
+        if rest[0] == "show-user":
+            say("yes" if (folder / "lingers").exists() else "no")
         return 0
     manager = _Manager(folder)
     status = _systemctl(manager, rest[1], rest[2:])
