@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 REAL_READY := $(VENV)/.ready-real
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real check bench chaos faults fmt clean
+.PHONY: help setup demo test test-real test-vps check bench chaos faults fmt clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -26,11 +26,14 @@ $(REAL_READY): $(READY)
 demo: $(READY) $(if $(REAL),$(REAL_READY)) ## two agents, twelve jobs, two accidents: see every job done exactly once (REAL=1: by a real model)
 	$(BIN)/tandem demo $(if $(REAL),--real)
 
-test: $(READY) ## run all tests but those of test-real
+test: $(READY) ## run all tests but those of test-real and test-vps
 	$(BIN)/python -m pytest $(ARGS)
 
 test-real: $(REAL_READY) ## the whole system with a real language model (300 MB are installed; about two minutes)
 	$(BIN)/python -m pytest tests/real -m real $(ARGS)
+
+test-vps: $(READY) ## deploy/README.md typed in a Debian that systemd-nspawn boots (root on Linux; five minutes)
+	$(BIN)/python -m pytest tests/vps -m vps $(ARGS)
 
 check: $(READY) ## ruff, types, import contracts
 	$(BIN)/ruff check .
