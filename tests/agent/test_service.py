@@ -85,14 +85,14 @@ def mac_tools(tmp_path):
 
 
 @pytest.fixture(name="home")
-async def home_of_a_mac(tmp_path, mac, servers):
+async def home_of_a_mac(tmp_path, mac, servers, far):  # by which the server knows the worker
     home = Home(tmp_path / "home", mac.path, servers)
     yield home
     await home.call("uninstall")
 
 
 @pytest.fixture(name="linux")
-async def home_on_linux(tmp_path, servers):
+async def home_on_linux(tmp_path, servers, far):  # by which the server knows the worker
     home = Home(tmp_path / "home", install_systemctl(tmp_path / "systemd"), servers)
     yield home
     await home.call("uninstall")
