@@ -37,6 +37,7 @@ from agent.machine import read_machine
 from agent.settings import load_settings
 from agent.systemd_user import SystemdUser
 from shared import log
+from shared.addresses import http_in_the_clear, nats_in_the_clear
 from shared.errors import ConfigurationError, TandemError, UnreachableError
 from shared.joining import JoinLine, invitation_id, invitation_key, is_sealed, parse_line, seal
 from shared.nkey import new_seed, public_key
@@ -133,9 +134,13 @@ def _join(
     asks: bool,
 ) -> Path:
     """Join, and return where the settings are. Whatever can be wrong here is looked at before the line is used."""
+    if clear := http_in_the_clear(line.url):
+        msg = f"{clear} is not encrypted: have public_url there set to https://HOST, and be invited again"
+        raise ConfigurationError(msg)
     _own(folder)
     path, seed_path = folder / JOINED.name, folder / f"{line.worker}.seed"
     table = _table_of(path)
+    table.pop("nats", None)
     _merge(table, given)
     table |= {"worker": line.worker, "seed_file": str(seed_path)}
     table["executors"] = _executors(table.get("executors", {}), executors, asks=asks)
@@ -148,6 +153,9 @@ def _join(
     welcome, accepted = _welcomed(line, new_seed_path, seed_path, _tls(ca_file))
     table["nats"] = welcome.nats
     trusted = "\n".join(pem.strip() for pem in (welcome.ca, ca_file.read_text() if ca_file else "") if pem.strip())
+    if clear := nats_in_the_clear(welcome.nats, has_ca=bool(trusted)):
+        msg = f"the coordinator names {clear}, not encrypted: have nats_public_url set there, and be invited anew"
+        raise ConfigurationError(msg)
     if trusted:
         replace_private(folder / _CA, f"{trusted}\n".encode())
         table["ca_file"] = str(folder / _CA)

@@ -15,7 +15,7 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from agent.words import settings_faults
-from shared.addresses import in_the_clear
+from shared.addresses import nats_in_the_clear
 from shared.backoff import RECONNECT_S
 from shared.errors import ConfigurationError
 from shared.ids import NAME_PATTERN
@@ -127,7 +127,11 @@ class AgentSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _nothing_is_in_the_clear(self) -> Self:
-        clear = in_the_clear(self.nats) if self.ca_file is None else None  # with one, a link without TLS is refused
+        try:
+            clear = nats_in_the_clear(self.nats, has_ca=self.ca_file is not None)
+        except ValueError as error:
+            msg = f"nats: {error}"
+            raise ValueError(msg) from None
         if clear is not None:
             msg = (
                 f"nats: {clear} is not encrypted, and jobs would cross the network in the clear: write tls:// or wss://"

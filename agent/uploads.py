@@ -19,6 +19,7 @@ import aiohttp
 import structlog
 from yarl import URL
 
+from shared.addresses import http_in_the_clear
 from shared.failpoints import Failpoint, reach
 from shared.wire import Artifact, Upload
 
@@ -70,6 +71,8 @@ class Uploads:
 
     async def send(self, upload: Upload, path: Path, artifact: Artifact) -> tuple[Sent, str]:
         """Upload `path` as `artifact`, once; return what came of it, and what the server said for people."""
+        if clear := http_in_the_clear(upload.url):
+            return Sent.REFUSED, f"{clear} is not encrypted: the coordinator's public_url must be https://"
         headers = {
             "Authorization": f"Bearer {upload.token}",
             "Content-Type": artifact.media_type,
@@ -86,7 +89,9 @@ class Uploads:
                         stall.reschedule(loop.time() + self._stall_s)
 
                     body = _chunks(source, moved)
-                    async with self._open().put(URL(url, encoded=True), data=body, headers=headers) as answer:
+                    async with self._open().put(
+                        URL(url, encoded=True), data=body, headers=headers, allow_redirects=False
+                    ) as answer:
                         text = (await answer.content.read(2000)).decode("utf-8", "replace")
                         return _meaning(answer.status), f"{answer.status} {text}"
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

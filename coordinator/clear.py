@@ -1,14 +1,15 @@
 """What of a coordinator's settings would cross a network in the clear; `settings.py` refuses it.
 
 Not here: what is listened on, which takes a name's addresses (`web/access.py`), and other people's servers, which the
-settings allow by name: callbacks and WordPress without TLS. Pure but for PGSSLMODE, which counts for Postgres.
+settings allow by name: callbacks and WordPress without TLS. Pure but for PGHOST, PGSSLMODE and PGSERVICE, which count
+for Postgres. What is returned says what to do, and repeats no password.
 """
 
 import os
 from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from shared.addresses import in_the_clear, is_loopback
+from shared.addresses import http_in_the_clear, is_loopback, nats_in_the_clear
 
 _SSLMODES: Final = ("require", "verify-ca", "verify-full")
 
@@ -23,25 +24,52 @@ _CURES: Final = {
 }
 
 
-def clear_address(setting: str, urls: str | None) -> str | None:
-    """Return what is wrong with a setting that holds URLs, and what to do; None if nothing is."""
-    found = in_the_clear(urls or "")
-    return None if found is None else _fault(setting, found)
+def clear_nats(setting: str, servers: str | None, *, has_ca: bool) -> str | None:
+    """Return what is wrong with NATS servers; None if nothing is."""
+    try:
+        return _fault(setting, nats_in_the_clear(servers or "", has_ca=has_ca))
+    except ValueError as error:
+        return f"{setting}: {error}"
+
+
+def clear_http(setting: str, url: str | None) -> str | None:
+    """Return what is wrong with a URL; None if nothing is."""
+    try:
+        return _fault(setting, http_in_the_clear(url)) if url else None
+    except ValueError as error:
+        return f"{setting}: {error}"
 
 
 def clear_postgres(dsn: str) -> str | None:
-    """Return what is wrong with the ledger's DSN, without repeating it, and what to do; None if nothing is."""
-    parts = urlsplit(dsn)
-    query = parse_qs(parts.query)
+    """Return what is wrong with the ledger's DSN; None if nothing is."""
+    try:
+        parts = urlsplit(dsn)
+        query = parse_qs(parts.query)
+        named = [*parts.netloc.rpartition("@")[2].split(","), *",".join(query.get("host", [])).split(",")]
+        hosts = [_host_of(place) for place in filter(None, named)]
+    except ValueError:
+        return "postgres: that is no URL"
+    if found := {"service", "servicefile", "hostaddr"} & set(query):
+        return f"postgres: {', '.join(sorted(found))}: not here; name host, database and sslmode in the URL itself"
+    if "PGSERVICE" in os.environ:
+        return "postgres: PGSERVICE is set: name host, database and sslmode in the URL itself"
     if query.get("sslmode", [os.environ.get("PGSSLMODE", "prefer")])[-1] in _SSLMODES:
         return None
-    places = parts.netloc.rpartition("@")[2] or query.get("host", [os.environ.get("PGHOST", "")])[-1]
-    for place in filter(None, places.split(",")):
-        host = unquote(urlsplit(f"//{place}").hostname or place) if not place.startswith("/") else place
-        if not host.startswith("/") and not is_loopback(host):
-            return _fault("postgres", host)
-    return None
+    if not any(hosts):
+        hosts = os.environ.get("PGHOST", "").split(",")
+    return next((_fault("postgres", host) for host in hosts if not _is_here(host)), None)
 
 
-def _fault(setting: str, address: str) -> str:
-    return f"{setting}: {address} is not encrypted, and {_CURES[setting]}"
+def _host_of(place: str) -> str:
+    """Return the host of HOST, HOST:PORT, or :PORT, which is this machine's: empty."""
+    if place.startswith("/"):
+        return place
+    return unquote(urlsplit(f"//{place}").hostname or "")
+
+
+def _is_here(host: str) -> bool:
+    return not host or host.startswith("/") or is_loopback(host)
+
+
+def _fault(setting: str, address: str | None) -> str | None:
+    return None if address is None else f"{setting}: {address} is not encrypted, and {_CURES[setting]}"

@@ -28,6 +28,7 @@ from coordinator.ledger.database import fetch, open_pool
 from coordinator.ledger.migrate import missing_revisions, revision_of
 from coordinator.settings import CoordinatorSettings
 from coordinator.up_folder import CONNECTION
+from coordinator.web.access import Access, check_listen
 from shared.errors import ConfigurationError, LedgerDownError, TandemError
 from shared.finding import Finding
 
@@ -218,6 +219,11 @@ async def _once(content: bytes) -> AsyncIterator[bytes]:
 
 async def _http(settings: CoordinatorSettings) -> list[Finding]:
     """Ask the coordinator itself, then by the address that agents and readers use."""
+    host, _, port = settings.http.rpartition(":")
+    try:
+        check_listen(host.strip("[]"), Access(), encrypted=False)
+    except ConfigurationError as error:
+        return [Finding("http", False, str(error), f"listen on 127.0.0.1:{port}")]
     near = f"http://{settings.http}"
     trusted = aiohttp.TCPConnector(ssl=_trusted(settings.nats_ca))
     async with aiohttp.ClientSession(connector=trusted, timeout=aiohttp.ClientTimeout(total=_STEP_S)) as session:

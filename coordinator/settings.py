@@ -23,7 +23,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from coordinator.clear import clear_address, clear_postgres
+from coordinator.clear import clear_http, clear_nats, clear_postgres
 from coordinator.publishing.config import WordPressSite
 from coordinator.quarantine import Rules
 from coordinator.retention import Ages
@@ -141,9 +141,7 @@ class CoordinatorSettings(BaseSettings):
         if self.artifacts_endpoint is not None:
             scheme = urlsplit(self.artifacts_endpoint).scheme
             if scheme != "https" and not (scheme == "http" and self.artifacts_allow_http):
-                msg = (
-                    f"artifacts_endpoint: {self.artifacts_endpoint!r} is not https://, and artifacts_allow_http is off"
-                )
+                msg = "artifacts_endpoint is not https:// (http:// on this machine only, and with artifacts_allow_http)"
                 raise ValueError(msg)
         return self
 
@@ -168,10 +166,10 @@ class CoordinatorSettings(BaseSettings):
     @model_validator(mode="after")
     def _nothing_is_in_the_clear(self) -> Self:
         faults = [
-            clear_address("nats", None if self.nats_ca else self.nats),  # with one, a link without TLS is refused
-            clear_address("nats_public_url", self.nats_public_url),
-            clear_address("public_url", self.public_url),
-            clear_address("artifacts_endpoint", self.artifacts_endpoint),
+            clear_nats("nats", self.nats, has_ca=self.nats_ca is not None),
+            clear_nats("nats_public_url", self.nats_public_url, has_ca=False),
+            clear_http("public_url", self.public_url),
+            clear_http("artifacts_endpoint", self.artifacts_endpoint),
             clear_postgres(self.postgres.get_secret_value()),
         ]
         if found := [fault for fault in faults if fault is not None]:

@@ -28,6 +28,7 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.up_agents import LocalAgents
 from coordinator.up_beyond import host_for, listen_beyond
 from coordinator.up_folder import AUDIT, CONNECTION, only_one, refuse_unfinished, tokens_of, write_private
+from shared.addresses import is_loopback
 from shared.errors import ConfigurationError, TandemError, UnreachableError
 
 _log = structlog.get_logger()
@@ -39,7 +40,6 @@ SOURCES = "sources.toml"
 """Which CMS may post to /hooks, if this file is in the folder."""
 
 _READY_S = 20.0
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _AUDITED = ("nats_ca", "presence_s", "quarantine_failures", "quarantine_s", "quarantine_most_s")
 
 
@@ -192,7 +192,7 @@ def _refuse_taken(host: str, port: int, what: str, flag: str) -> None:
 
 def _refuse_beyond(host: str, flag: str) -> None:
     """Refuse what would cross a network in the clear; ConfigurationError."""
-    if host not in _LOOPBACK:
+    if not is_loopback(host):
         msg = f"{flag} {host}: for this machine only; --listen NAME serves others, by TLS"
         raise ConfigurationError(msg)
 

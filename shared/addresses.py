@@ -1,13 +1,18 @@
 """Which addresses are this machine's, and which would take something across a network without TLS. Pure.
 
-Both sides refuse to start with such an address, and the client to be made (docs/decisions.md 57).
+Both sides refuse to start with such an address, and the client to be made (docs/decisions.md 57). What is returned has
+no user and no password, and what is raised repeats nothing: it is shown.
 """
 
+from collections.abc import Collection
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
-_ENCRYPTED: Final = frozenset({"https", "tls", "wss", "natss"})
+_HTTP: Final = frozenset({"https"})
+_NATS: Final = frozenset({"tls", "wss"})
+_NATS_WITH_CA: Final = _NATS | {"nats", ""}
+"""With certificates of its own to hold a server against, a link without TLS is refused (`bus_link.py`)."""
 
 
 def is_loopback(host: str) -> bool:
@@ -21,14 +26,28 @@ def is_loopback(host: str) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def in_the_clear(urls: str) -> str | None:
-    """Return the first of these URLs (several with commas) that leads off this machine without TLS; None = none.
+def http_in_the_clear(url: str) -> str | None:
+    """Return where a URL leads, if that is off this machine and without TLS; ValueError if it is no URL."""
+    return _in_the_clear(url, _HTTP)
 
-    What it returns has no user and no password.
-    """
-    for url in filter(None, map(str.strip, urls.split(","))):
-        parts = urlsplit(url if "://" in url else f"//{url}")
-        if parts.scheme not in _ENCRYPTED and not is_loopback(parts.hostname or ""):
-            place = parts.netloc.rpartition("@")[2]
-            return f"{parts.scheme}://{place}" if parts.scheme else place
-    return None
+
+def nats_in_the_clear(servers: str, *, has_ca: bool) -> str | None:
+    """Return the first of these servers (with commas) that is off this machine and without TLS; ValueError as above."""
+    encrypted = _NATS_WITH_CA if has_ca else _NATS
+    found = (_in_the_clear(url, encrypted) for url in map(str.strip, servers.split(",")) if url)
+    return next(filter(None, found), None)
+
+
+def _in_the_clear(url: str, encrypted: Collection[str]) -> str | None:
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        scheme, rest = "", url
+    try:
+        parts = urlsplit(f"//{rest}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        msg = "that is no URL"
+        raise ValueError(msg) from None
+    if scheme in encrypted or is_loopback(host):
+        return None
+    return "".join((scheme, mark, f"[{host}]" if ":" in host else host, f":{port}" if port else ""))

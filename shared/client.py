@@ -24,7 +24,7 @@ from uuid import UUID
 
 import orjson
 
-from shared.addresses import in_the_clear
+from shared.addresses import http_in_the_clear, nats_in_the_clear
 from shared.client_answers import (
     ArtifactLine,
     AttemptLine,
@@ -111,7 +111,7 @@ class Client(Calls):
         bounds each request. ConfigurationError for what is no such URL, or leads off this
         machine without TLS.
         """
-        side = _side_of(url, tls_demanded=tls is not None)
+        side = _side_of(url, has_ca=tls is not None)
         self.url = url
         self._http_side: Http | None = None
         self._nats_side: Nats | None = None
@@ -216,18 +216,21 @@ def _encoded(submission: Mapping[str, Any]) -> bytes:
         raise RefusedRequestError(422, "invalid", f"not JSON: {error}", []) from None
 
 
-def _side_of(url: str, *, tls_demanded: bool) -> str:
+def _side_of(url: str, *, has_ca: bool) -> str:
     """Return `http` or `nats`; ConfigurationError for another URL, and for one that needs TLS and has none."""
     scheme, _, rest = url.partition("://")
     side = _SCHEMES.get(scheme) if rest else None
     try:
-        clear = in_the_clear(url)
+        if side == "nats":
+            clear = nats_in_the_clear(url.replace("natss://", "tls://"), has_ca=has_ca)
+        else:
+            clear = http_in_the_clear(url)
     except ValueError:
         side = None
     if side is None:
-        msg = f"not an http, https, nats or natss URL: {url!r}"
+        msg = "that is not an http, https, nats or natss URL"
         raise ConfigurationError(msg)
-    if clear is not None and not (side == "nats" and tls_demanded):
+    if clear is not None:
         msg = f"{clear} is not encrypted, and what is said would cross the network in the clear: write {scheme}s://"
         raise ConfigurationError(msg)
     return side

@@ -194,13 +194,14 @@ async def test_a_coordinator_that_is_too_far_from_this_version_is_a_fault(server
         ("0.3.0", None, False, "upgrade the coordinator first"),
         ("0.2.0", "0.4.0", False, "upgrade the agent first"),
         ("1.0.0", "0.9.0", False, "upgrade the coordinator first"),
-        ("0.2.0", "what", False, "upgrade"),
+        ("0.2.0", "what", False, "upgrade the coordinator first"),
     ],
 )
 def test_which_versions_work_together(monkeypatch, agents, coordinators, ok, todo):
     monkeypatch.setattr("importlib.metadata.version", lambda _: agents)
     found = examine_versions(coordinators)
-    assert (found.ok, found.todo.startswith(todo)) == (ok, True)
+    assert found.ok == ok
+    assert ok or found.todo.startswith(todo)
 
 
 # ---- the machine

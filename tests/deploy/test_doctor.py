@@ -121,6 +121,11 @@ async def test_a_reload_that_does_not_exist(this: Vps) -> None:
     assert "no program" in (await faults(this, nats_reload=("/nowhere/reload",)))["settings"].said
 
 
+async def test_an_address_to_listen_on_that_is_refused_at_the_next_start(this: Vps) -> None:
+    finding = (await faults(this, http="0.0.0.0:8420"))["http"]
+    assert ("without TLS" in finding.said, finding.todo) == (True, "listen on 127.0.0.1:8420")
+
+
 async def test_a_folder_without_identities(this: Vps, tmp_path: Path) -> None:
     assert "no identities" in (await faults(this, nats_identities=tmp_path))["settings"].said
 

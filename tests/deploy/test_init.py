@@ -232,14 +232,20 @@ def test_root_does_not_write_into_a_folder_of_somebody_else(tmp_path: Path) -> N
 # ---- what they make, together
 
 
+@pytest.mark.filterwarnings("ignore:parameter 'timeout' of type 'float':DeprecationWarning")  # nats-py of aiohttp
 async def test_nats_speaks_tls_only_and_its_certificate_is_the_authoritys(tmp_path: Path, ledger_dsn: str) -> None:
     async with vps(tmp_path, ledger_dsn) as this:
         await this.nats()
         seed = (this.folder / "identities" / "coordinator.seed").read_text().strip()
         trusted = ssl.create_default_context(cafile=str(this.folder / "tls" / "ca.crt"))
-        for scheme, tls, wanted in (("tls", trusted, True), ("tls", ssl.create_default_context(), False)):
+        for scheme, port, tls, wanted in (
+            ("tls", this.nats_port, trusted, True),
+            ("tls", this.nats_port, ssl.create_default_context(), False),
+            ("ws", this.websocket_port, None, True),  # as Caddy comes, on this machine
+            ("ws", this.websocket_port, trusted, False),  # which has no TLS to hold against a certificate
+        ):
             async with Bus(
-                f"{scheme}://localhost:{this.nats_port}",
+                f"{scheme}://localhost:{port}",
                 name="tandem-coordinator",
                 seed=seed,
                 inbox_prefix="_INBOX.coordinator",

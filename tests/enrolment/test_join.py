@@ -12,6 +12,7 @@ from aiohttp import web
 
 from agent import join as agent_join
 from agent.settings import load_settings
+from shared.errors import ConfigurationError
 from shared.joining import invitation_id, invitation_key, line_of, parse_line, seal
 from shared.nkey import public_key
 
@@ -25,6 +26,7 @@ class Inviting:
         self.line = ""
         self.known = ""
         self.is_reloaded = True  # whether NATS has read its users
+        self.told = {"nats": "tls://tandem.example.org:4222", "ca": "a certificate"}
 
     async def answer(self, request: web.Request) -> web.Response:
         said = await request.json()
@@ -34,9 +36,8 @@ class Inviting:
             return refused(404, "no_invitation", "unknown, over, or used up")
         if not self.is_reloaded:
             return refused(503, "not_reloaded", "NATS did not read its users")
-        told = {"nats": "tls://tandem.example.org:4222", "ca": "a certificate"}
-        sealed = seal(invitation_key(SECRET), "welcome", "mini", said["public_key"], *told.values())
-        return web.json_response({"worker": "mini", "seal": sealed, **told})
+        sealed = seal(invitation_key(SECRET), "welcome", "mini", said["public_key"], *self.told.values())
+        return web.json_response({"worker": "mini", "seal": sealed, **self.told})
 
 
 def refused(status: int, code: str, message: str) -> web.Response:
@@ -106,6 +107,28 @@ async def test_the_same_line_works_again_after_a_crash_at_any_write(
     assert public_key(seed) == coordinator.known
     assert (settings.rank, settings.nats) == (3, "tls://tandem.example.org:4222")
     assert names_in(tmp_path) == {"agent.toml", "agent.toml.before", "ca.pem", "mini.seed"}
+
+
+async def test_an_address_that_the_line_replaces_is_not_held_against_it(tmp_path: Path) -> None:
+    """As 0.1 had it on a home network: joining anew is what mends it."""
+    (tmp_path / "agent.toml").write_text('nats = "nats://192.168.1.10:4222"\n')
+    async with inviting() as coordinator:
+        await to_thread(join, coordinator.line, tmp_path)
+    assert load_settings(tmp_path / "agent.toml").nats == "tls://tandem.example.org:4222"
+
+
+async def test_a_line_that_leads_over_a_network_in_the_clear_is_not_used(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"http://vps\.example\.org is not encrypted"):
+        await to_thread(join, line_of("http://vps.example.org", "mini", SECRET), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+async def test_a_server_in_the_clear_is_not_written_down(tmp_path: Path) -> None:
+    async with inviting() as coordinator:
+        coordinator.told = {"nats": "nats://vps.example.org:4222", "ca": ""}
+        with pytest.raises(ConfigurationError, match=r"names nats://vps\.example\.org:4222, not encrypted"):
+            await to_thread(join, coordinator.line, tmp_path)
+    assert not (tmp_path / "agent.toml").exists()
 
 
 async def test_who_gets_a_new_key_keeps_it_though_nats_could_not_be_told_at_once(tmp_path: Path) -> None:

@@ -144,10 +144,11 @@ async def test_what_only_one_transport_has_is_refused_by_the_other(servers: Tand
             await nats.wait(job_id_of("local", "a"))
 
 
-@pytest.mark.parametrize("url", ["ftp://here", "here:8420", "http://", "http://[::1", ""])
+@pytest.mark.parametrize("url", ["ftp://here", "here:8420", "http://", "http://[::1", "https://u:secret@[bad", ""])
 def test_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="not an http"):
+    with pytest.raises(ConfigurationError, match="that is not an http") as refused:
         Client(url)
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["http://vps.example.org", "nats://192.168.1.10:4222", "nats://u:p@vps.example.org"])

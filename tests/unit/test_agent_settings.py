@@ -55,6 +55,9 @@ def test_executors_come_from_the_file_the_environment_and_flags(toml, monkeypatc
             'worker = "w"\nnats = "tls://a.example,nats://b.example:4222"',
             "nats: nats://b.example:4222 is not encrypted",
         ),
+        ('worker = "w"\nnats = "ws://a.example/nats"\nca_file = "ca.crt"', "nats: ws://a.example is not encrypted"),
+        ('worker = "w"\nnats = "natss://a.example"', "nats: natss://a.example is not encrypted"),
+        ('worker = "w"\nnats = "tls://[fd00::1"', "nats: that is no URL"),
         ('worker = "w"\nnats = "192.168.1.10:4222"', "nats: 192.168.1.10:4222 is not encrypted"),
     ],
 )

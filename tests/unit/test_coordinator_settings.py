@@ -32,6 +32,10 @@ def test_a_public_url_has_no_slash_at_its_end() -> None:
     [
         ({"public_url": "http://vps.example.org"}, "public_url: http://vps.example.org is not encrypted"),
         ({"nats": "tls://10.0.0.3:4222, nats://10.0.0.2:4222"}, "nats: nats://10.0.0.2:4222 is not encrypted"),
+        ({"nats": "ws://vps.example.org/nats", "nats_ca": "ca.crt"}, "nats: ws://vps.example.org is not encrypted"),
+        ({"nats": "natss://vps.example.org"}, "nats: natss://vps.example.org is not encrypted"),
+        ({"nats": "nats://u:[very-secret]@vps.example.org"}, "nats: that is no URL"),
+        ({"public_url": "http://u:very-secret#1@vps.example.org"}, "public_url: that is no URL"),
         ({"nats": "vps.example.org:4222"}, "nats: vps.example.org:4222 is not encrypted"),
         ({"nats_public_url": "nats://vps.example.org"}, "nats_public_url: nats://vps.example.org is not encrypted"),
         ({"nats_public_url": "nats://vps.example.org", "nats_ca": "ca.crt"}, "nats_public_url"),
@@ -44,6 +48,10 @@ def test_a_public_url_has_no_slash_at_its_end() -> None:
         ({"postgres": "postgresql://t:very-secret@db.example.org/t?sslmode=prefer"}, "sslmode=verify-full"),
         ({"postgres": "postgresql://localhost:5432,db.example.org:5432/t"}, "db.example.org"),
         ({"postgres": "postgresql:///t?host=10.0.0.3&user=t"}, "10.0.0.3"),
+        ({"postgres": "postgresql://localhost/t?host=/run,10.0.0.3"}, "10.0.0.3"),
+        ({"postgres": "postgresql:///t?hostaddr=10.0.0.3"}, "hostaddr"),
+        ({"postgres": "postgresql:///t?service=prod&sslmode=verify-full"}, "service"),
+        ({"postgres": "postgresql://t:[very-secret]@db.example.org/t"}, "postgres: that is no URL"),
     ],
 )
 def test_what_would_cross_a_network_in_the_clear_is_refused(changed: dict[str, str], named: str) -> None:
@@ -62,6 +70,8 @@ def test_what_would_cross_a_network_in_the_clear_is_refused(changed: dict[str, s
         {"nats": "tls://vps.example.org,wss://vps.example.org/nats", "nats_public_url": "wss://vps.example.org"},
         {"postgres": "postgresql://t@/t?host=/var/run/postgresql"},
         {"postgres": "postgresql:///t"},
+        {"postgres": "postgresql://t@:5433/t?host=/var/run/postgresql"},
+        {"postgres": "postgresql://:5433/t"},
         {"artifacts_endpoint": "http://127.0.0.1:9000", "artifacts_allow_http": True},
         {"postgres": "postgresql://t@%2Fvar%2Frun%2Fpostgresql/t"},
         {"postgres": "postgresql://t:p%40w@127.0.0.1:5432/t"},
@@ -75,6 +85,13 @@ def test_what_stays_here_or_is_encrypted_is_taken(changed: dict[str, str]) -> No
 def test_an_environment_that_demands_tls_of_postgres_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGSSLMODE", "verify-full")
     CoordinatorSettings(postgres=SecretStr("postgresql://t@db.example.org/t"))
+
+
+@pytest.mark.parametrize(("name", "value"), [("PGHOST", "db.example.org"), ("PGSERVICE", "prod")])
+def test_where_the_environment_leads_postgres_counts(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValidationError, match=r"db\.example\.org is not|PGSERVICE is set"):
+        CoordinatorSettings(postgres=SecretStr("postgresql:///t"))
 
 
 def test_a_heartbeat_that_is_too_slow_for_its_lease_is_refused_with_the_numbers() -> None:
@@ -104,7 +121,7 @@ S3 = {"artifacts_url": "s3://files/tandem", "artifacts_endpoint": "https://store
         ({"artifacts_url": "s3:///prefix"}, "is not s3://BUCKET"),
         ({"artifacts_url": "s3://AKIA:very secret@files"}, "is not s3://BUCKET"),
         ({"artifacts_url": "s3://files?region=x"}, "is not s3://BUCKET"),
-        ({"artifacts_endpoint": "http://store.example"}, "artifacts_allow_http is off"),
+        ({"artifacts_endpoint": "http://store.example"}, "on this machine only"),
         ({"artifacts_endpoint": "store.example"}, "is not https://"),
         ({"artifacts_key_id": "AKIA"}, "go together"),
         ({"artifacts_secret_key": "very secret"}, "go together"),
