@@ -3,6 +3,7 @@
 import asyncio
 import os
 import uuid
+from importlib.metadata import version
 from pathlib import Path
 
 from agent.connection import open_bus, tls_context
@@ -179,7 +180,7 @@ async def _server(settings: AgentSettings) -> list[Finding]:
 
 async def _coordinator(settings: AgentSettings, bus: Bus) -> list[Finding]:
     """Ask about a lease that nobody has: it needs the rights of this worker, and changes nothing."""
-    question = LeaseQuestion(job_id=uuid.UUID(int=0), epoch=1).model_dump_json().encode()
+    question = LeaseQuestion(job_id=uuid.UUID(int=0), epoch=1, version=version("tandem")).model_dump_json().encode()
     try:
         message = await bus.request(subjects.lease(settings.worker), question, timeout_s=_ANSWER_S)
         answer = LeaseReply.model_validate_json(message.data)

@@ -145,11 +145,12 @@ class Claims:
         except LedgerDownError:
             return
         reach(Failpoint.LEASE_UNANSWERED)
+        told = {} if asked.version is None else {"version": _VERSION}
         match answer:
             case Held(ttl_s):
-                await self._answer(message, orjson.dumps({"lease": "held", "ttl_s": ttl_s, "version": _VERSION}))
+                await self._answer(message, orjson.dumps({"lease": "held", "ttl_s": ttl_s, **told}))
             case Lost(reason):
-                await self._answer(message, orjson.dumps({"lease": "lost", "reason": reason, "version": _VERSION}))
+                await self._answer(message, orjson.dumps({"lease": "lost", "reason": reason, **told}))
             case other:
                 msg = f"a lease question was answered {other!r}"
                 raise TypeError(msg)

@@ -226,6 +226,7 @@ class LeaseQuestion(Open):
     job_id: UUID
     epoch: Epoch
     instance: Text | None = Field(default=None, max_length=100)  # the asking process; another's lease is not its own
+    version: Text | None = Field(default=None, max_length=100)  # the asker's; who says it is told the coordinator's
 
 
 class LeaseReply(Open):
@@ -234,7 +235,7 @@ class LeaseReply(Open):
     lease: Literal["held", "lost"]
     ttl_s: float | None = None
     reason: LostReason | None = None
-    version: str | None = None  # the coordinator's; None: 0.1
+    version: str | None = None  # the coordinator's, for who said its own; else, and from 0.1, None
 
 
 # --------------------------------------------------------------------------------------------------------- report

@@ -73,7 +73,7 @@ def said() -> dict[str, Any]:
     models: dict[str, BaseModel] = {
         "agent/presence": _presence(),
         "agent/claim": wire.Claim(job_id=JOB, delivery=DELIVERY, instance=INSTANCE),
-        "agent/lease": wire.LeaseQuestion(job_id=JOB, epoch=3, instance=INSTANCE),
+        "agent/lease": wire.LeaseQuestion(job_id=JOB, epoch=3, instance=INSTANCE, version="0.2.0"),
         "agent/report-completed": REPORT,
         "agent/report-failed": wire.Report(job_id=JOB, epoch=3, outcome=ReportOutcome.FAILED, error=ERROR),
         "agent/report-released": wire.Report(job_id=JOB, epoch=3, outcome=ReportOutcome.RELEASED, error=ERROR),

@@ -105,8 +105,10 @@ async def test_a_running_coordinator_says_every_field_of_its_messages(world: Wor
     granted = golden("coordinator/granted")
     assert lost({**granted, "job": {**granted["job"], "spec": {}}}, held.grant) == []
     assert lost(golden("coordinator/offer"), json.loads(held.offer.data)) == []
-    assert "ttl_s" in await held.ask()
+    question = {"job_id": job["id"], "epoch": held.epoch, "version": "0.2.0"}
+    assert lost(golden("coordinator/held"), {**await mini._ask("tandem.lease.mini", question), "reason": None}) == []
     await held.report()
     assert lost(golden("coordinator/verdict"), await held.verdict("accepted")) == []
-    assert lost(golden("coordinator/lost"), {**await held.ask(), "ttl_s": None}) == []
+    assert lost(golden("coordinator/lost"), {**await mini._ask("tandem.lease.mini", question), "ttl_s": None}) == []
+    assert "version" not in await held.ask()
     await world.until(job["id"], "completed")
