@@ -32,7 +32,7 @@ test: $(READY) ## run all tests but those of test-real and test-vps
 test-real: $(REAL_READY) ## the whole system with a real language model (300 MB are installed; about two minutes)
 	$(BIN)/python -m pytest tests/real -m real $(ARGS)
 
-test-vps: $(READY) ## deploy/README.md typed in a Debian that systemd-nspawn boots (root on Linux; five minutes)
+test-vps: $(READY) ## deploy/README.md typed in a Debian that systemd-nspawn boots (root on Linux; six minutes)
 	$(BIN)/python -m pytest tests/vps -m vps $(ARGS)
 
 check: $(READY) ## ruff, types, import contracts

@@ -1,7 +1,7 @@
-"""deploy/README.md and docs/agent-service.md, held against a real systemd; see `machine.py` for what is real.
+"""deploy/README.md, and parts of docs/operations.md and docs/agent-service.md, held against a real systemd.
 
 The VPS, and one Mac's place taken by the user `me` of the same machine. What differs from a VPS on the internet: its
-name is in /etc/hosts, Caddy signs its certificate itself, apt and pip read from a folder.
+name is in /etc/hosts, Caddy signs its certificate itself, apt and pip read from a folder (`machine.py`).
 """
 
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deploy.test_docs_run import OPERATIONS, blocks
 from tests.deploy.test_units import MOST_EXPOSED
 from tests.support.vps import unit_of
 from tests.vps.conftest import Typed
@@ -153,6 +154,29 @@ def test_a_worker_that_is_revoked_is_cut_off(machine: Machine, typed: Typed) -> 
     finally:
         machine.type("me", "systemctl --user stop book")
     completes_a_job(machine)  # the others' keys are good as before
+    is_kept(machine)
+
+
+def test_an_upgrade_and_a_new_certificate_as_operations_has_them(machine: Machine) -> None:
+    newer = "git -C /srv/tandem -c user.name=test -c user.email=test@example.org commit --allow-empty --message=newer"
+    machine.type("root", newer)
+    on_the_vps, restart, on_a_mac = blocks(OPERATIONS, "Upgrade")
+    machine.type("root", on_the_vps)
+    assert "newer" in machine.type("root", "git -C /opt/tandem/src log --max-count=1")
+    *lines, doctor = restart.splitlines()
+    machine.type("root", "\n".join(lines))
+    machine.until("root", doctor)  # "after a minute"
+    before = main_pid(machine, "tandem-agent", "me")
+    machine.type("me", f"cd tandem\n{on_a_mac}")
+    assert main_pid(machine, "tandem-agent", "me") not in (0, before)
+    digest = "sha256sum /var/lib/tandem/tls/nats.crt"
+    old = machine.type("root", digest)
+    (renew,) = blocks(OPERATIONS, "Certificates")
+    machine.type("root", renew)
+    assert machine.type("root", digest) != old
+    machine.until("root", DOCTOR)
+    machine.until("root", "tandem workers | grep -E '^mini +ready'")
+    completes_a_job(machine)
     is_kept(machine)
 
 
