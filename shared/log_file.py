@@ -82,6 +82,11 @@ class _PrivateFile(RotatingFileHandler):
             stream.write("\n")  # what a killed program wrote of its last line spoils no other
         return stream
 
+    def shouldRollover(self, record: logging.LogRecord) -> bool:  # noqa: N802 - its name there
+        """Say whether it is full; a pipe never is, of which Python 3.13.0 asks the position."""
+        path = Path(self.baseFilename)
+        return (path.is_file() or not path.exists()) and bool(super().shouldRollover(record))
+
     def doRollover(self) -> None:  # noqa: N802 - its name there
         """Move each file on by one, up to the first number that is free: a kill may have come in between."""
         if self.stream is not None:

@@ -136,7 +136,7 @@ def test_what_holds_a_secret_does_not_show_it() -> None:
 
     shown = "tok-0123456789"
     settings = CoordinatorSettings(
-        postgres=SecretStr(f"postgresql://tandem:{shown}@db/tandem"),
+        postgres=SecretStr(f"postgresql://tandem:{shown}@localhost/tandem"),
         nats_seed=SecretStr(shown),
         tokens={"admin:boss": SecretStr(shown)},
         artifacts_key_id=SecretStr(shown),
