@@ -59,6 +59,7 @@ class Load:
         self._per_s = per_s
         self._journal = Journal(rig.folder / "journal.jsonl")
         self._known: list[Order] = []
+        self._admitted: set[str] = set()
         self._submit_only: list[tuple[float, Order | BadOrder]] = []
         self._alive = 0
         self._number = 0
@@ -157,6 +158,8 @@ class Load:
         del self._known[:-_KNOWN_MOST]
         if how in ("nats", "http 202"):
             self._lives_on_nats(one)
+        else:
+            self._admitted.add(_id(one))
 
     def _lives_on_nats(self, one: Order | BadOrder) -> None:
         self._submit_only.append((time.monotonic(), one))
@@ -172,9 +175,10 @@ class Load:
         async with self._free:
             turn = list(self._rig.http).index(coordinator)
             if action == "conflict":
+                is_first = _id(known) in self._admitted  # else it may lie in SUBMIT still, and the other comes first
                 status = await self._post(turn, "/v1/jobs", conflicting(known))
                 self.counts["conflicts"] += status == 409
-                if status in (200, 201):
+                if is_first and status in (200, 201):
                     self._journal.write("accepted_bad", job_id=_id(known), status=status)
                 return
             status = await self._post(turn, f"/v1/jobs/{_id(known)}/{action}", b"", ADMIN_TOKEN)
