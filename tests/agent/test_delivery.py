@@ -3,9 +3,13 @@
 import resource
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agent.executors.base import ProductFile
 from agent.runner import How
+from agent.uploads import Sent, Uploads, digest
+from shared.wire import Artifact, Upload
 from tests.support.agent_executor import StringExecutor
 from tests.support.agent_world import agent, coordinator, settings_for
 from tests.support.servers import eventually, own_servers
@@ -93,6 +97,32 @@ async def test_an_upload_that_fails_is_tried_again(servers, far, tmp_path, statu
         assert (await mini.end()).how is How.COMPLETED
     assert far.uploads == {"a.txt": b"text"}
     assert len(far.upload_requests) == len(statuses) + 1
+
+
+def a_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+    return path, Artifact(name="a.txt", size=4, sha256=digest(path))
+
+
+async def test_no_file_and_no_token_goes_over_a_network_in_the_clear(tmp_path):
+    async with Uploads(connect_s=1, stall_s=5) as uploads:
+        sent, said = await uploads.send(Upload(url="http://vps.example.org/up", token="t"), *a_text(tmp_path))
+    assert (sent, said.startswith("http://vps.example.org is not encrypted")) == (Sent.REFUSED, True)
+
+
+async def test_an_upload_is_not_led_elsewhere(tmp_path):
+    asked = []
+
+    async def elsewhere(request):
+        asked.append(request.path)
+        raise web.HTTPTemporaryRedirect("/elsewhere")
+
+    app = web.Application()
+    app.router.add_put("/{path:.*}", elsewhere)
+    async with TestServer(app) as server, Uploads(connect_s=5, stall_s=5) as uploads:
+        sent, _ = await uploads.send(Upload(url=str(server.make_url("/up")), token="t"), *a_text(tmp_path))
+    assert (sent, asked) == (Sent.REFUSED, ["/up/a.txt"])
 
 
 async def test_an_upload_refused_as_stale_ends_the_attempt_silently(servers, far, tmp_path):
