@@ -6,10 +6,11 @@ for Postgres. What is returned says what to do, and repeats no password.
 """
 
 import os
+from collections.abc import Callable
 from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from shared.addresses import http_in_the_clear, is_loopback, nats_in_the_clear
+from shared.addresses import is_loopback
 
 _SSLMODES: Final = ("require", "verify-ca", "verify-full")
 
@@ -24,18 +25,10 @@ _CURES: Final = {
 }
 
 
-def clear_nats(setting: str, servers: str | None, *, has_ca: bool) -> str | None:
-    """Return what is wrong with NATS servers; None if nothing is."""
+def clear_address(setting: str, look: Callable[[str], str | None], urls: str | None) -> str | None:
+    """Return what `look` (of `shared.addresses`) finds wrong with a setting's URLs; None if nothing is."""
     try:
-        return _fault(setting, nats_in_the_clear(servers or "", has_ca=has_ca))
-    except ValueError as error:
-        return f"{setting}: {error}"
-
-
-def clear_http(setting: str, url: str | None) -> str | None:
-    """Return what is wrong with a URL; None if nothing is."""
-    try:
-        return _fault(setting, http_in_the_clear(url)) if url else None
+        return _fault(setting, look(urls)) if urls else None
     except ValueError as error:
         return f"{setting}: {error}"
 

@@ -26,7 +26,7 @@ from coordinator.doctor_nats import examine_nats
 from coordinator.init import ANSWERS
 from coordinator.ledger.database import fetch, open_pool
 from coordinator.ledger.migrate import missing_revisions, revision_of
-from coordinator.settings import CoordinatorSettings
+from coordinator.settings import CoordinatorSettings, address_of
 from coordinator.up_folder import CONNECTION
 from coordinator.web.access import Access, check_listen
 from shared.errors import ConfigurationError, LedgerDownError, TandemError
@@ -219,9 +219,9 @@ async def _once(content: bytes) -> AsyncIterator[bytes]:
 
 async def _http(settings: CoordinatorSettings) -> list[Finding]:
     """Ask the coordinator itself, then by the address that agents and readers use."""
-    host, _, port = settings.http.rpartition(":")
+    host, port = address_of(settings.http)
     try:
-        check_listen(host.strip("[]"), Access(), encrypted=False)
+        await asyncio.to_thread(check_listen, host, Access(), encrypted=False)
     except ConfigurationError as error:
         return [Finding("http", False, str(error), f"listen on 127.0.0.1:{port}")]
     near = f"http://{settings.http}"

@@ -58,7 +58,7 @@ from coordinator.reconciler import Reconciler
 from coordinator.reports import Reports
 from coordinator.results import Results
 from coordinator.retention import Retention
-from coordinator.settings import CoordinatorSettings
+from coordinator.settings import CoordinatorSettings, address_of
 from coordinator.sweeper import Sweeper
 from coordinator.tokens import Tokens
 from coordinator.upload_tokens import UploadTokens
@@ -186,7 +186,7 @@ async def running(settings: CoordinatorSettings, users: NatsUsers | None = None)
     access, users = _access(settings), users or _users(settings)
     sources = load_if(settings.sources_file)
     settings = settings.model_copy(update={"wordpress": sites_of(sources, settings.wordpress)})
-    host, port = _address(settings.http)
+    host, port = address_of(settings.http)
     secured = _secured(settings)
     dsn = settings.postgres.get_secret_value()
     await _check_listen(host, secured, access, dsn)
@@ -507,7 +507,7 @@ def _secured(settings: CoordinatorSettings) -> Secured | None:
     except (OSError, ssl.SSLError) as error:
         msg = f"https_cert {settings.https_cert}, https_key: {error}"
         raise ConfigurationError(msg) from None
-    return Secured(*_address(settings.https), tls)
+    return Secured(*address_of(settings.https), tls)
 
 
 def _access(settings: CoordinatorSettings) -> Access:
@@ -538,11 +538,6 @@ async def _check_listen(host: str, secured: Secured | None, access: Access, dsn:
 
 def _sources(settings: CoordinatorSettings) -> frozenset[str]:
     return settings.sources | {name.partition(":")[2] for name in settings.tokens if name.startswith("publisher:")}
-
-
-def _address(http: str) -> tuple[str, int]:
-    host, _, port = http.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def _orders(coordinator: Coordinator) -> Callable[[str, str, str], Awaitable[None]]:

@@ -1,6 +1,7 @@
 """The coordinator's settings: TOML file, then `TANDEM_*` environment, then flags; frozen, loaded once in `cli.py`."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -23,10 +24,11 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from coordinator.clear import clear_http, clear_nats, clear_postgres
+from coordinator.clear import clear_address, clear_postgres
 from coordinator.publishing.config import WordPressSite
 from coordinator.quarantine import Rules
 from coordinator.retention import Ages
+from shared.addresses import http_in_the_clear, nats_in_the_clear
 from shared.errors import ConfigurationError
 from shared.ids import NAME_PATTERN
 from shared.lease import Policy
@@ -166,10 +168,10 @@ class CoordinatorSettings(BaseSettings):
     @model_validator(mode="after")
     def _nothing_is_in_the_clear(self) -> Self:
         faults = [
-            clear_nats("nats", self.nats, has_ca=self.nats_ca is not None),
-            clear_nats("nats_public_url", self.nats_public_url, has_ca=False),
-            clear_http("public_url", self.public_url),
-            clear_http("artifacts_endpoint", self.artifacts_endpoint),
+            clear_address("nats", partial(nats_in_the_clear, has_ca=self.nats_ca is not None), self.nats),
+            clear_address("nats_public_url", partial(nats_in_the_clear, has_ca=False), self.nats_public_url),
+            clear_address("public_url", http_in_the_clear, self.public_url),
+            clear_address("artifacts_endpoint", http_in_the_clear, self.artifacts_endpoint),
             clear_postgres(self.postgres.get_secret_value()),
         ]
         if found := [fault for fault in faults if fault is not None]:
@@ -244,3 +246,9 @@ def _refuse_unknown_environment(known: frozenset[str]) -> None:
     if unknown:
         msg = f"unknown settings in the environment: {', '.join(unknown)}"
         raise ConfigurationError(msg)
+
+
+def address_of(listens: str) -> tuple[str, int]:
+    """Return host and port of `http` or `https`: HOST:PORT, an IPv6 address in brackets."""
+    host, _, port = listens.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -88,7 +88,7 @@ __all__ = [
 SubmitOutcome: TypeAlias = Submitted | TandemError
 """What became of one of many submissions: RefusedRequestError, UnreachableError, or an answer that is no Tandem's."""
 
-_SCHEMES: Final = {"http": "http", "https": "http", "nats": "nats", "tls": "nats", "natss": "nats"}
+_SCHEMES: Final = {"http": "http", "https": "http", "nats": "nats", "tls": "nats"}
 _AT_ONCE: Final = 16
 
 
@@ -108,24 +108,22 @@ class Client(Calls):
         """Remember where: over HTTP `url` (without a path) and `token`; over NATS `url`, `source`, and its nkey `seed`.
 
         `natss://` (or `tls://`) demands TLS; `tls` is for certificates that this machine doesn't know. `timeout_s`
-        bounds each request. ConfigurationError for what is no such URL, or leads off this
-        machine without TLS.
+        bounds each request. ConfigurationError for what is no such URL, or leads off this machine without TLS.
         """
-        side = _side_of(url, has_ca=tls is not None)
+        address = url.replace("natss://", "tls://")
         self.url = url
         self._http_side: Http | None = None
         self._nats_side: Nats | None = None
         self._ear = Ear()
         self._queued: set[UUID] = set()  # taken while the ledger was away, and not waited for yet
-        match side:
+        match _side_of(address, has_ca=tls is not None):
             case "http":
-                self._http_side = Http(url, token, timeout_s)
+                self._http_side = Http(address, token, timeout_s)
             case "nats":
                 if source is None or not re.fullmatch(NAME_PATTERN, source):
                     msg = f"over NATS a client needs its source, like {NAME_PATTERN}: {source!r}"
                     raise ConfigurationError(msg)
-                servers = url.replace("natss://", "tls://")
-                self._nats_side = Nats(servers, source, seed, timeout_s=timeout_s, tls=tls)
+                self._nats_side = Nats(address, source, seed, timeout_s=timeout_s, tls=tls)
 
     async def __aenter__(self) -> Self:
         """Open; over NATS, connecting has begun."""
@@ -221,10 +219,7 @@ def _side_of(url: str, *, has_ca: bool) -> str:
     scheme, _, rest = url.partition("://")
     side = _SCHEMES.get(scheme) if rest else None
     try:
-        if side == "nats":
-            clear = nats_in_the_clear(url.replace("natss://", "tls://"), has_ca=has_ca)
-        else:
-            clear = http_in_the_clear(url)
+        clear = nats_in_the_clear(url, has_ca=has_ca) if side == "nats" else http_in_the_clear(url)
     except ValueError:
         side = None
     if side is None:

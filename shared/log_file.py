@@ -33,6 +33,8 @@ class LogFile:
         path = path.expanduser()
         try:
             _make_folder(path.parent)
+            if path.exists() and not path.is_file():
+                most_bytes = 0  # a pipe is never full; Python 3.13.0 would ask for its position, and lose the line
             self._handler = _PrivateFile(path, maxBytes=most_bytes, backupCount=files - 1, encoding="utf-8")
         except OSError as error:
             msg = f"log_file {path}: {error.strerror or error}"
@@ -81,11 +83,6 @@ class _PrivateFile(RotatingFileHandler):
         if is_cut:
             stream.write("\n")  # what a killed program wrote of its last line spoils no other
         return stream
-
-    def shouldRollover(self, record: logging.LogRecord) -> bool:  # noqa: N802 - its name there
-        """Say whether it is full; a pipe never is, of which Python 3.13.0 asks the position."""
-        path = Path(self.baseFilename)
-        return (path.is_file() or not path.exists()) and bool(super().shouldRollover(record))
 
     def doRollover(self) -> None:  # noqa: N802 - its name there
         """Move each file on by one, up to the first number that is free: a kill may have come in between."""
